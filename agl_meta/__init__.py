@@ -1,0 +1,76 @@
+"""agl_meta: where in training an agent stands, and what it predicted there.
+
+For people who train LLM agents with agentlightning and verl. Importing this package imports neither
+of them; names that need them are loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from agl_meta.agent import TrainingContextMixin
+from agl_meta.callbacks import Callback, FitEvent, PassEvent
+from agl_meta.context import TrainingContext, current_training_context
+from agl_meta.errors import (
+    AglMetaError,
+    AglMetaWarning,
+    ConfigurationError,
+    DamagedRecordWarning,
+    NotInRolloutError,
+    OutputDirError,
+    RecordError,
+    StampError,
+    UnstampedRolloutWarning,
+)
+from agl_meta.reading import read_pass, read_predictions
+from agl_meta.records import Prediction
+from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
+
+if TYPE_CHECKING:
+    from agl_meta.hook import TrainingContextHook
+    from agl_meta.verl.algorithm import VERL
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "VERL",
+    "AglMetaError",
+    "AglMetaWarning",
+    "Callback",
+    "ConfigurationError",
+    "DamagedRecordWarning",
+    "FitEvent",
+    "NotInRolloutError",
+    "OutputDirError",
+    "PassEvent",
+    "Prediction",
+    "RecordError",
+    "StampError",
+    "TrainingContext",
+    "TrainingContextHook",
+    "TrainingContextMixin",
+    "UnstampedRolloutWarning",
+    "current_rollout_dir",
+    "current_step_dir",
+    "current_training_context",
+    "read_pass",
+    "read_predictions",
+    "save_prediction",
+]
+
+# Each of these imports agentlightning, and VERL also verl, torch and ray.
+_LOADED_ON_USE = {"VERL": "agl_meta.verl.algorithm", "TrainingContextHook": "agl_meta.hook"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LOADED_ON_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

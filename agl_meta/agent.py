@@ -1,0 +1,273 @@
+"""The agent's side: a mixin that makes the training context known inside an agent's rollout methods.
+
+The methods are wrapped where a class is defined, in the class itself, so that what upstream looks at
+stays as it is: ``LitAgent.is_async()`` compares class attributes, the legacy runner inspects
+signatures, and pickle looks methods up by name.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from agl_meta.context import TrainingContext, current_training_context, enter, is_current, leave
+from agl_meta.errors import ConfigurationError
+from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
+
+_SYNC_METHODS = ("rollout", "training_rollout", "validation_rollout")
+_ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout_async")
+
+_WRAPPED = "_agl_meta_wrapped"
+# A mark on the functions themselves would be copied by a user's ``functools.wraps``.
+_wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+# The v0.1 signature hands the rollout method an id only; the task, with its metadata, is seen by
+# ``on_rollout_start`` alone, which the legacy runner calls in the same thread or asyncio task.
+_announced: contextvars.ContextVar[Any] = contextvars.ContextVar(
+    "agl_meta_announced_task", default=None
+)
+
+
+class TrainingContextMixin:
+    """Gives an agent ``self.training_context`` and saves its predictions into per-step folders.
+
+    Stands before or behind ``LitAgent`` in the list of bases::
+
+        class SqlAgent(agl_meta.TrainingContextMixin, agl.LitAgent):
+            def rollout(self, task, resources, rollout):
+                answer = ...
+                if not self.training_context.is_train:
+                    self.save_prediction(answer)
+                return reward(answer)
+
+    It adds no state to the agent and changes neither results nor exceptions. A class that defines
+    ``__init_subclass__`` must call ``super().__init_subclass__()`` as usual in Python; where it does
+    not, the first use of an attribute below raises a
+    :class:`~agl_meta.errors.ConfigurationError`.
+    """
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _check_names(cls)
+        for name in (*_SYNC_METHODS, *_ASYNC_METHODS):
+            _wrap_method(cls, name)
+        _wrap_announcement(cls)
+        setattr(cls, _WRAPPED, True)
+
+    @property
+    def training_context(self) -> TrainingContext:
+        """Where in training the rollout stands that runs here.
+
+        Raises :class:`~agl_meta.errors.NotInRolloutError` outside a rollout and in a thread that was
+        started without the rollout's context.
+        """
+        _check_is_wrapped(type(self))
+        return current_training_context()
+
+    @property
+    def step_dir(self) -> Path:
+        """Folder of the running pass, made on first use: ``<output_dir>/global_step_40/val``.
+
+        Shared with the other rollouts of the pass. Raises as :meth:`save_prediction` does, and
+        :class:`OSError`.
+        """
+        _check_is_wrapped(type(self))
+        return current_step_dir()
+
+    @property
+    def rollout_dir(self) -> Path:
+        """Folder of the running rollout alone, made on first use, for files of its own.
+
+        Lies at ``<step_dir>/files/<rollout>``. Raises as :meth:`save_prediction` does, and
+        :class:`OSError`.
+        """
+        _check_is_wrapped(type(self))
+        return current_rollout_dir()
+
+    def save_prediction(self, value: object, name: str = "prediction") -> Path | None:
+        """Save ``value`` as it is now, under the step, split and rollout that run here.
+
+        May be called any number of times, with the same or another ``name``. Returns the file that
+        holds the record, or ``None`` if it could not be written: the loss is logged and counted,
+        and the rollout goes on. Raises :class:`~agl_meta.errors.NotInRolloutError` outside a
+        rollout and :class:`~agl_meta.errors.OutputDirError` if the training has no output folder.
+        """
+        _check_is_wrapped(type(self))
+        return save_prediction(value, name)
+
+
+def _check_names(cls: type) -> None:
+    """Refuse a class in which another base hides what the mixin gives."""
+    for name in ("training_context", "step_dir", "rollout_dir", "save_prediction"):
+        owner = next(base for base in cls.__mro__ if name in vars(base))
+        if not issubclass(owner, TrainingContextMixin):
+            raise ConfigurationError(
+                f"{cls.__qualname__}: {owner.__qualname__} stands before TrainingContextMixin and "
+                f"defines {name!r}, which hides the mixin's. Put TrainingContextMixin first: "
+                f"class {cls.__name__}(agl_meta.TrainingContextMixin, …), or rename that attribute."
+            )
+
+
+def _check_is_wrapped(cls: type) -> None:
+    if _WRAPPED not in vars(cls):
+        raise ConfigurationError(
+            f"{cls.__qualname__} was defined without running TrainingContextMixin.__init_subclass__: "
+            "one of its other bases does not pass it on. Put agl_meta.TrainingContextMixin first in "
+            "the list of bases, or call super().__init_subclass__(**kwargs) in that base."
+        )
+
+
+def _find(cls: type, name: str) -> tuple[type, Any] | None:
+    """The class in the tree that defines ``name``, and the raw attribute."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return base, vars(base)[name]
+    return None
+
+
+def _is_upstream_default(owner: type) -> bool:
+    # LitAgent's own methods only raise, or call the ones below. Wrapping them would define, say,
+    # ``rollout_async`` on the agent's class, and make ``is_async()`` true of every agent.
+    return owner.__name__ == "LitAgent" and owner.__module__.split(".")[0] == "agentlightning"
+
+
+def _wrap_method(cls: type, name: str) -> None:
+    found = _find(cls, name)
+    if found is None or _is_upstream_default(found[0]) or _is_wrapper(found[1]):
+        return
+    owner, attribute = found
+    call = _caller(cls, owner, name, attribute)
+    names = _positional_names(attribute, owner)
+
+    if name in _ASYNC_METHODS:
+
+        async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            token = _enter_call(names, args, kwargs)
+            try:
+                return await call(self, *args, **kwargs)
+            finally:
+                if token is not None:
+                    leave(token)
+
+    else:
+
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            token = _enter_call(names, args, kwargs)
+            try:
+                return call(self, *args, **kwargs)
+            finally:
+                if token is not None:
+                    leave(token)
+
+    _install(cls, name, wrapper, attribute, owner)
+
+
+def _wrap_announcement(cls: type) -> None:
+    name = "on_rollout_start"
+    found = _find(cls, name)
+    if found is None or _is_wrapper(found[1]):
+        return
+    owner, attribute = found
+    call = _caller(cls, owner, name, attribute)
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _announced.set(args[0] if args else kwargs.get("task"))
+        return call(self, *args, **kwargs)
+
+    _install(cls, name, wrapper, attribute, owner)
+
+
+def _caller(cls: type, owner: type, name: str, attribute: Any) -> Callable[..., Any]:
+    if owner is not cls:
+        # Looked up at each call: a subclass may put another base in between.
+        return lambda self, *args, **kwargs: getattr(super(cls, self), name)(*args, **kwargs)
+    if isinstance(attribute, FunctionType):
+        return attribute
+    if hasattr(attribute, "__get__"):  # staticmethod, classmethod, compiled functions, …
+        return lambda self, *args, **kwargs: attribute.__get__(self, type(self))(*args, **kwargs)
+    return lambda self, *args, **kwargs: attribute(*args, **kwargs)
+
+
+def _install(
+    cls: type, name: str, wrapper: Callable[..., Any], attribute: Any, owner: type
+) -> None:
+    functools.update_wrapper(wrapper, attribute)
+    if not isinstance(attribute, FunctionType):
+        # ``inspect.signature`` would follow ``__wrapped__`` and drop a parameter too many.
+        vars(wrapper).pop("__wrapped__", None)
+        signature = _signature(attribute, owner)
+        if signature is not None:
+            wrapper.__signature__ = signature  # type: ignore[attr-defined]
+    _wrappers.add(wrapper)
+    setattr(cls, name, wrapper)
+
+
+def _is_wrapper(attribute: Any) -> bool:
+    return isinstance(attribute, FunctionType) and attribute in _wrappers
+
+
+def _signature(attribute: Any, owner: type) -> inspect.Signature | None:
+    """Signature of a method, with the parameter for ``self`` first."""
+    has_self = not isinstance(attribute, (staticmethod, classmethod))
+    if hasattr(attribute, "__get__"):
+        attribute = attribute.__get__(None, owner)
+    else:
+        has_self = False
+    try:
+        signature = inspect.signature(attribute)
+    except (TypeError, ValueError):
+        return None
+    if has_self:
+        return signature
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    rest = signature.parameters.values()
+    return signature.replace(parameters=[self, *(p for p in rest if p.name != "self")])
+
+
+def _positional_names(attribute: Any, owner: type) -> tuple[str, ...]:
+    signature = _signature(attribute, owner)
+    if signature is None:
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in signature.parameters.values() if p.kind in kinds)[1:]
+
+
+def _enter_call(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> contextvars.Token[Any] | None:
+    """Enter the context of the rollout that a method is called for.
+
+    ``None`` where it is entered already (``training_rollout`` calls ``rollout``), and where the call
+    names no rollout: a user's own call from a test, say, which stays outside.
+    """
+    rollout = _called_for(names, args, kwargs)
+    return None if rollout is None or is_current(rollout) else enter(rollout)
+
+
+def _called_for(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any | None:
+    named = {**dict(zip(names, args)), **kwargs}
+    values = (named.get("rollout"), *args, *kwargs.values())
+    for value in values:
+        if _is_rollout(value):
+            return value
+    rollout_id = named.get("rollout_id")
+    task = _announced.get()
+    if rollout_id is not None and getattr(task, "rollout_id", None) == rollout_id:
+        return task
+    return named.get("rollout")
+
+
+def _is_rollout(value: Any) -> bool:
+    upstream = sys.modules.get("agentlightning.types")
+    return upstream is not None and isinstance(value, (upstream.Rollout, upstream.RolloutLegacy))

@@ -1,0 +1,55 @@
+"""What went wrong on our side without stopping the training: counted, and logged once a cause."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+
+logger = logging.getLogger("agl_meta")
+
+
+class FaultCounter:
+    """Counts faults by what was being done and by cause; the first of each is logged.
+
+    Thread-safe. One instance serves a process (:data:`faults`).
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def record(self, doing: str, cause: BaseException | str) -> None:
+        """Count one fault; log it if this activity has not failed of this cause before."""
+        text = cause if isinstance(cause, str) else f"{type(cause).__name__}: {_safe_text(cause)}"
+        # The path makes each failing file a cause of its own: the errno names the cause.
+        if isinstance(cause, OSError) and cause.strerror is not None:
+            key = f"{doing}: {cause.strerror}"
+        else:
+            key = f"{doing}: {text}"
+        with self._lock:
+            self._counts[key] += 1
+            first = self._counts[key] == 1
+        if first:
+            logger.error("%s failed, training goes on: %s (further cases are counted)", doing, text)
+
+    def counts(self) -> dict[str, int]:
+        """How often each fault happened in this process, by activity and cause."""
+        with self._lock:
+            return dict(self._counts)
+
+    def log_summary(self) -> None:
+        """Log all counts, if there are any."""
+        for key, count in self.counts().items():
+            logger.warning("%d × %s", count, key)
+
+
+def _safe_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "<its message can't be shown>"
+
+
+faults = FaultCounter()
+"""The counter of this process."""

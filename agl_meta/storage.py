@@ -1,0 +1,251 @@
+"""The folders of an output directory: the root, one folder for each pass, and safe names in them.
+
+Layout (the folder name ``global_step_N`` is verl's own, from its checkpoints)::
+
+    <output_dir>/global_step_40/val/      first evaluation at this step; further ones are val.2, val.3
+        pass.json                         written first, by the trainer side
+        shards/<host>.<pid>.<random>.jsonl     one line a record, one writer a file
+        files/<rollout>/                  what a rollout wrote itself
+
+Only the trainer side creates pass folders, exclusively, so that nothing is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from agl_meta.errors import OutputDirError, StampError
+
+OUTPUT_DIR_VARIABLE = "AGL_META_OUTPUT_DIR"
+"""Environment variable that names the output folder on this machine, whatever the trainer calls it."""
+
+PASS_FILE = "pass.json"
+PASS_SCHEMA = 1
+SHARDS = "shards"
+FILES = "files"
+UNSTAMPED = "unstamped"
+"""Folder for what rollouts without stamps save, when the environment variable names a root."""
+
+# Some mounts know no hard links (FUSE, SMB).
+_NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_MOUNT_PARENTS = frozenset({"/", "/mnt", "/media", "/net", "/Volumes"})
+_STEP_FOLDER = re.compile(r"global_step_([0-9]{1,18})")
+_PASS_FOLDER = re.compile(r"(train|val)(?:\.([1-9][0-9]{0,8}))?")
+_SAFE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+# Windows refuses these as file names, with or without an ending.
+_DEVICE_NAME = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])")
+
+
+class PassFolder(NamedTuple):
+    """One pass folder on disk; sorts by step, then split, then number."""
+
+    global_step: int
+    split: str
+    number: int
+    path: Path
+
+
+# --------------------------------------------------------------------------------------------- root
+
+
+def prepare_root(output_dir: str | os.PathLike[str]) -> str:
+    """Check and create the output folder; returns its absolute path.
+
+    Raises :class:`OutputDirError` when it is a file, can't be written, lies in a folder that looks
+    like a missing mount, or names a remote file system.
+    """
+    text = os.fspath(output_dir)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise OutputDirError(f"output_dir is {text!r}; expected the path of a folder.")
+    if "://" in text:
+        raise OutputDirError(
+            f"output_dir is {text!r}; remote file systems are not supported yet. Name a local or "
+            "mounted folder."
+        )
+    root = os.path.abspath(os.path.expanduser(text))
+    existing = _nearest_existing(root)
+    if not os.path.isdir(existing):
+        raise OutputDirError(
+            f"output_dir is {root!r}, and {existing!r} is a file; expected a folder or a free name. "
+            "Choose another output_dir."
+        )
+    if existing != root and existing in _MOUNT_PARENTS:
+        missing = os.path.join(existing, os.path.relpath(root, existing).split(os.sep)[0])
+        raise OutputDirError(
+            f"output_dir is {root!r}, but {missing!r} does not exist; expected a mounted or existing "
+            f"folder there. Mount it, or create {missing!r} yourself if it is meant to be local."
+        )
+    try:
+        os.makedirs(root, exist_ok=True)
+        # Rights alone don't tell (root, read-only mounts, quotas): only writing does.
+        with tempfile.TemporaryFile(dir=root) as probe:
+            probe.write(b"agl_meta")
+            probe.flush()
+    except OSError as error:
+        raise OutputDirError(
+            f"output_dir is {root!r}, which can't be written: {error.strerror or error}. Expected a "
+            "folder that this user may write. Choose another output_dir or change its rights."
+        ) from error
+    return root
+
+
+def _nearest_existing(path: str) -> str:
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+# ----------------------------------------------------------------------------------- trainer's side
+
+
+def create_pass(root: str, global_step: int, split: str, info: dict[str, Any]) -> str:
+    """Create the folder of a new pass and write its ``pass.json``; returns its path below ``root``.
+
+    ``info`` must hold nothing but JSON. Creation is exclusive: of two callers each gets its own
+    folder. Raises :class:`OSError`.
+    """
+    step_folder = f"global_step_{global_step}"
+    os.makedirs(os.path.join(root, step_folder), exist_ok=True)
+    number = 1
+    while True:
+        pass_path = f"{step_folder}/{split}" if number == 1 else f"{step_folder}/{split}.{number}"
+        folder = os.path.join(root, pass_path)
+        try:
+            os.mkdir(folder)
+            break
+        except FileExistsError:
+            number += 1
+    os.mkdir(os.path.join(folder, SHARDS))
+    document = {"schema": PASS_SCHEMA, "pass_path": pass_path, **info}
+    publish(
+        os.path.join(folder, PASS_FILE),
+        orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
+    )
+    return pass_path
+
+
+def publish(path: str, content: bytes) -> None:
+    """Write a file so that readers see all of it or nothing, also after a power loss.
+
+    Temporary file, flush, fsync, then a link that refuses to replace what is there (after
+    inspect_ai's ``atomic_write``, which replaces). Raises :class:`OSError`.
+    """
+    temporary = f"{path}.{secrets.token_hex(6)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            # There the exclusively created folder keeps others away; the name must appear at once.
+            if os.path.lexists(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+            os.rename(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """``os.write`` until all is written."""
+    written = os.write(descriptor, content)
+    while written < len(content):
+        written += os.write(descriptor, memoryview(content)[written:])
+
+
+# ----------------------------------------------------------------------------------- runner's side
+
+
+def open_folder(root: str, parts: tuple[str, ...]) -> int:
+    """Open ``root/parts…`` as a directory descriptor, creating what is missing below the root.
+
+    No part is followed through a link: a link that somebody planted in the output folder could
+    lead a write out of it. Raises :class:`StampError` for such a part, else :class:`OSError`.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    current = os.open(root, flags)
+    try:
+        for part in parts:
+            try:
+                following = os.open(part, flags | os.O_NOFOLLOW, dir_fd=current)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):  # another runner was quicker
+                    os.mkdir(part, dir_fd=current)
+                following = os.open(part, flags | os.O_NOFOLLOW, dir_fd=current)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                    place = os.path.join(root, *parts)
+                    raise StampError(
+                        f"{part!r} in {place!r} is a link or a file; expected a folder. Nothing is "
+                        "written through it: remove it, or choose another output_dir."
+                    ) from error
+                raise
+            os.close(current)
+            current = following
+    except BaseException:
+        os.close(current)
+        raise
+    return current
+
+
+def pass_parts(pass_path: str) -> tuple[str, str]:
+    """Split a stamped pass path into its two folder names.
+
+    Raises :class:`StampError` unless it is of the form ``global_step_N/val``: the stamp came over
+    the network, and no path in it may lead out of the output folder.
+    """
+    step, _, folder = pass_path.partition("/")
+    if _STEP_FOLDER.fullmatch(step) is None or _PASS_FOLDER.fullmatch(folder) is None:
+        raise StampError(
+            f"The rollout is stamped with the pass folder {pass_path!r:.200}; expected something like "
+            "'global_step_40/val'. It is not written to."
+        )
+    return step, folder
+
+
+def safe_name(name: str) -> str:
+    """A file name for ``name``: distinct names stay distinct, also where case is ignored.
+
+    Plain lower-case names stay as they are; any other gets a hash of its full text.
+    """
+    if _SAFE_NAME.fullmatch(name) and not _DEVICE_NAME.fullmatch(name):
+        return name
+    readable = re.sub(r"[^a-z0-9_-]+", "-", name.lower())[:40].strip("-")
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
+    # "=" never stands in a plain name, so the two kinds can't meet.
+    return f"{readable}={digest}"
+
+
+# ----------------------------------------------------------------------------------- reader's side
+
+
+def find_passes(root: str | os.PathLike[str]) -> Iterator[PassFolder]:
+    """All pass folders of an output directory, in numeric order of steps."""
+    found = []
+    for step_entry in os.scandir(root):
+        step_match = _STEP_FOLDER.fullmatch(step_entry.name)
+        if step_match is None or not step_entry.is_dir():
+            continue
+        for entry in os.scandir(step_entry.path):
+            match = _PASS_FOLDER.fullmatch(entry.name)
+            if match is not None and entry.is_dir():
+                number = int(match[2] or 1)
+                found.append(PassFolder(int(step_match[1]), match[1], number, Path(entry.path)))
+    yield from sorted(found)

@@ -1,0 +1,135 @@
+"""The daemon's part: stamps every task with the position that the trainer tells."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agl_meta.errors import ConfigurationError
+from agl_meta.verl.passes import BatchStamp
+from agl_meta.verl.stamping import StampingServer, StampingStore
+
+BatchSource = Callable[["Mapping[str, Any]", bool, int, str], BatchStamp]
+"""What a trainer gives its daemon: from a batch's columns, ``is_train``, the repeats of a sample and
+the daemon's mode to the stamp of the batch."""
+
+_TOLD_NOTHING = (
+    "This daemon was told no position in training, because its trainer does not know agl_meta: the "
+    "trainer_cls is missing. Train with agl_meta.VERL(config, …); or pass "
+    "trainer_cls=agl_meta.verl.TrainingContextTrainer beside daemon_cls; or, for a trainer that you "
+    "copied out, class MyTrainer(agl_meta.verl.TrainingContextTrainerMixin, MyCopiedTrainer), which "
+    "must keep its daemon in self.agent_mode_daemon."
+)
+
+_LOOP_TIMEOUT = 20.0
+
+
+class TrainingContextDaemonMixin:
+    """Adds the training context to what an ``AgentModeDaemon`` enqueues, in its v0 and v1 modes.
+
+    For upstream's class see :class:`agl_meta.verl.TrainingContextDaemon`; for one that you copied out::
+
+        class MyDaemon(TrainingContextDaemonMixin, MyCopiedDaemon): ...
+    """
+
+    _agl_batch_source: BatchSource | None = None
+    _agl_poll_seconds: float | None = None
+
+    mode: str
+    server: Any
+    store: Any
+    server_port: int
+    train_rollout_n: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._agl_batch: BatchStamp | None = None
+        if self.mode == "v0":
+            self.server = StampingServer(self.server, self._agl_stamp)
+        else:
+            self.store = StampingStore(self.store, self._agl_stamp)
+            self._agl_wait_for_loop()
+
+    def _agl_wait_for_loop(self) -> None:
+        # Upstream's __init__ starts the thread of its loop and does not wait: a batch that follows at
+        # once meets "Internal loop is not running".
+        deadline = time.monotonic() + _LOOP_TIMEOUT
+        while getattr(self, "_internal_loop", self) is None and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+    def follow(self, source: BatchSource, *, poll_seconds: float | None = None) -> None:
+        """Take positions from ``source``, which the trainer mixin gives when it makes its daemon.
+
+        Args:
+            source: called once for each batch, before it is enqueued.
+            poll_seconds: upper limit of upstream's pause of 5 s between looks at the queue; for dry
+                runs. ``None`` leaves it alone.
+        """
+        self._agl_batch_source = source
+        self._agl_poll_seconds = poll_seconds
+
+    def start(self) -> None:
+        """Start upstream's servers. Raises :class:`ConfigurationError` if v0's port is in use."""
+        if self.mode == "v0":
+            check_port(self.server_port)
+        super().start()  # type: ignore[misc]
+
+    def set_up_data_and_server(
+        self,
+        data: Mapping[str, Any],
+        server_addresses: list[str],
+        is_train: bool = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Enqueue a batch, stamped. Raises :class:`ConfigurationError` for a broken set-up."""
+        if self._agl_batch_source is None:
+            raise ConfigurationError(_TOLD_NOTHING)
+        repeats = self.train_rollout_n if is_train else 1
+        batch = self._agl_batch_source(data, is_train, repeats, self.mode)
+        self._agl_batch = batch
+        result = super().set_up_data_and_server(  # type: ignore[misc]
+            data, server_addresses, is_train, *args, **kwargs
+        )
+        if batch.tasks == 0 and any(len(column) for column in data.values()):
+            raise ConfigurationError(
+                f"{type(self).__qualname__} enqueued a batch, but none of its tasks was stamped; "
+                "expected it to enqueue with self.server.queue_task (v0), or with "
+                "self.store.enqueue_many_rollouts or enqueue_rollout (v1), as upstream's does."
+            )
+        return result
+
+    def run_until_all_finished(self, *args: Any, **kwargs: Any) -> Any:
+        """Wait for the batch, as upstream does."""
+        with self._agl_polling():
+            return super().run_until_all_finished(*args, **kwargs)  # type: ignore[misc]
+
+    def _agl_polling(self) -> contextlib.AbstractContextManager[Any]:
+        if self._agl_poll_seconds is None:
+            return contextlib.nullcontext()
+        from agl_meta.verl.dry_run import fast_polling
+
+        return fast_polling(self, self._agl_poll_seconds)
+
+    def _agl_stamp(self, sample: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        if self._agl_batch is None:
+            raise ConfigurationError(_TOLD_NOTHING)
+        return self._agl_batch.metadata(sample, metadata)
+
+
+def check_port(port: int) -> None:
+    """Raise :class:`ConfigurationError` if nothing can listen on ``port`` of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # As uvicorn does: a port that only waits for its last connections to expire is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"Port {port} can't be used ({error.strerror}); agentlightning's v0 server needs it. "
+                "End the other program, often an earlier training, or set agentlightning.port in the "
+                "config to a free port."
+            ) from error

@@ -1,0 +1,39 @@
+"""What a user sets for a training: the ``agl_meta`` node of the config, as a value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from agl_meta.errors import ConfigurationError
+
+NODE = "agl_meta"
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """Settings of one training; plain data, so that they travel and are logged with the config."""
+
+    output_dir: str | None = None
+    """Absolute path of the output folder; ``None`` to stamp only."""
+    sample_key: str | None = None
+    """Field of the samples that names them; ``None`` for a hash of their content."""
+    dry_run: bool = False
+    """Whether the worker group and the inference server are CPU stand-ins."""
+
+    @classmethod
+    def from_config(cls, config: Any) -> Settings:
+        """Read the node from a trainer's config; absent means all defaults.
+
+        Raises :class:`ConfigurationError` for a name that is no setting.
+        """
+        node = config.get(NODE) or {}
+        known = [field.name for field in attrs.fields(cls)]
+        unknown = sorted(set(node) - {*known, "callbacks"})
+        if unknown:
+            raise ConfigurationError(
+                f"The config's {NODE!r} node has {', '.join(unknown)}; expected only "
+                f"{', '.join(known)} and callbacks. Correct the name."
+            )
+        return cls(**{name: node[name] for name in known if node.get(name) is not None})

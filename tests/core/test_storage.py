@@ -1,0 +1,225 @@
+"""The output folder: refused early when it can't work, created exclusively, names that stay apart."""
+
+from __future__ import annotations
+
+import os
+import threading
+import unicodedata
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agl_meta.errors import OutputDirError, StampError
+from agl_meta.storage import (
+    create_pass,
+    find_passes,
+    open_folder,
+    pass_parts,
+    prepare_root,
+    publish,
+    safe_name,
+)
+
+
+class TestRoot:
+    """``prepare_root`` says what was found, what was expected and what to do."""
+
+    def test_is_made(self, tmp_path: Path) -> None:
+        """A missing folder is created, with its parents, and nothing is left in it."""
+        root = prepare_root(tmp_path / "a" / "b")
+        assert root == str(tmp_path / "a" / "b")
+        assert os.listdir(root) == []
+
+    def test_relative_becomes_absolute(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Other processes have other current directories."""
+        monkeypatch.chdir(tmp_path)
+        assert prepare_root("runs/x") == str(tmp_path / "runs" / "x")
+
+    @pytest.mark.parametrize("below", ["", "sub/run"])
+    def test_file(self, tmp_path: Path, below: str) -> None:
+        """A file, or a path through a file, is refused by name."""
+        file = tmp_path / "file"
+        file.write_text("x")
+        with pytest.raises(OutputDirError, match="is a file; expected a folder.*Choose another"):
+            prepare_root(file / below)
+
+    def test_not_writable(self) -> None:
+        """What the system refuses to write is refused, also for root."""
+        with pytest.raises(OutputDirError, match="can't be written.*Choose another"):
+            prepare_root("/proc/self/agl_meta")
+
+    @pytest.mark.parametrize("path", ["/no-such-mount/runs", "/mnt/no-such-mount/runs"])
+    def test_missing_mount(self, path: str) -> None:
+        """A folder that would be created beside the mounts is taken for a missing mount."""
+        with pytest.raises(OutputDirError, match="no-such-mount' does not exist.*Mount it"):
+            prepare_root(path)
+        assert not os.path.exists(path)
+
+    def test_remote(self) -> None:
+        """A remote root is refused rather than created as a local folder named ``s3:``."""
+        with pytest.raises(OutputDirError, match="remote file systems are not supported"):
+            prepare_root("s3://bucket/run")
+
+    @pytest.mark.parametrize("path", ["", "a\0b"])
+    def test_no_path(self, path: str) -> None:
+        """What can't be a path is refused, too."""
+        with pytest.raises(OutputDirError, match="expected the path of a folder"):
+            prepare_root(path)
+
+
+class TestPasses:
+    """Pass folders are created exclusively and found in numeric order."""
+
+    def test_each_call_gets_its_own(self, tmp_path: Path) -> None:
+        """Further passes of a step stand beside the first one."""
+        paths = [create_pass(str(tmp_path), 40, "val", {"n": n}) for n in range(3)]
+        assert paths == [f"global_step_40/val{end}" for end in ("", ".2", ".3")]
+        for number, path in enumerate(paths):
+            found = orjson.loads((tmp_path / path / "pass.json").read_bytes())
+            assert found == {"schema": 1, "pass_path": path, "n": number}
+
+    def test_concurrent_callers_never_share(self, tmp_path: Path) -> None:
+        """Of many callers at once each gets a folder of its own."""
+        paths: list[str] = []
+        threads = [
+            threading.Thread(target=lambda: paths.append(create_pass(str(tmp_path), 1, "val", {})))
+            for _ in range(16)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(paths)) == 16
+
+    def test_found_in_numeric_order(self, tmp_path: Path) -> None:
+        """Step 100 comes after step 20, val.10 after val.2; other names are left out."""
+        for path in ("100/val", "20/val.10", "20/val.2", "20/train", "0/val", "3/test", "3/val.0"):
+            (tmp_path / f"global_step_{path}").mkdir(parents=True)
+        (tmp_path / "checkpoint").mkdir()
+        (tmp_path / "global_step_5").write_text("a file")
+        found = [(p.global_step, p.split, p.number) for p in find_passes(tmp_path)]
+        assert found == [
+            (0, "val", 1),
+            (20, "train", 1),
+            (20, "val", 2),
+            (20, "val", 10),
+            (100, "val", 1),
+        ]
+
+
+class TestPublish:
+    """A published file is there as a whole, and is never replaced."""
+
+    def test_refuses_to_replace(self, tmp_path: Path) -> None:
+        """What stands there stays, and no temporary file is left behind."""
+        path = tmp_path / "x.json"
+        publish(str(path), b"first")
+        with pytest.raises(FileExistsError):
+            publish(str(path), b"second")
+        assert path.read_bytes() == b"first"
+        assert os.listdir(tmp_path) == ["x.json"]
+
+    def test_without_hard_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On mounts that know no hard links the promises are the same."""
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+        self.test_refuses_to_replace(tmp_path)
+
+
+class TestStampedPaths:
+    """No path in a stamp leads out of the output folder."""
+
+    @pytest.mark.parametrize("path", ["global_step_0/val", "global_step_12/train.3"])
+    def test_accepted(self, path: str) -> None:
+        """The form that the trainer side writes is accepted."""
+        assert "/".join(pass_parts(path)) == path
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "",
+            "/etc",
+            "..",
+            "../x",
+            "global_step_1/..",
+            "global_step_1/val/..",
+            "global_step_1/../../x",
+            "global_step_1/val\n",
+            "global_step_-1/val",
+            "global_step_1/test",
+            "global_step_1//val",
+            "global_step_1/val.0",
+            "global_step_١/val",
+        ],
+    )
+    def test_refused(self, path: str) -> None:
+        """Everything else is refused, by name."""
+        with pytest.raises(StampError, match="expected something like 'global_step_40/val'"):
+            pass_parts(path)
+
+    @given(st.text())
+    def test_any_text(self, path: str) -> None:
+        """Whatever is accepted has two plain parts."""
+        try:
+            parts = pass_parts(path)
+        except StampError:
+            return
+        assert all("/" not in part and part not in ("", ".", "..") for part in parts)
+
+    @pytest.mark.parametrize("level", [0, 1, 2])
+    def test_planted_link(self, tmp_path: Path, level: int) -> None:
+        """A link at any level below the root is refused and nothing is created behind it."""
+        root, outside = tmp_path / "root", tmp_path / "outside"
+        outside.mkdir()
+        parts = ("global_step_1", "val", "shards")
+        link = root.joinpath(*parts[: level + 1])
+        link.parent.mkdir(parents=True)
+        link.symlink_to(outside)
+        with pytest.raises(StampError, match="is a link or a file"):
+            open_folder(str(root), parts)
+        assert os.listdir(outside) == []
+
+    def test_root_itself_may_be_a_link(self, tmp_path: Path) -> None:
+        """The root is the user's own choice: there a link is followed."""
+        real = tmp_path / "real"
+        real.mkdir()
+        (tmp_path / "link").symlink_to(real)
+        os.close(open_folder(str(tmp_path / "link"), ("a",)))
+        assert (real / "a").is_dir()
+
+
+class TestSafeName:
+    """File names for ids of any characters and length."""
+
+    @given(st.text(st.characters(exclude_categories=[])), st.text(st.characters()))
+    def test_distinct(self, first: str, second: str) -> None:
+        """Distinct ids have names that differ also without case and in every normal form."""
+        one, two = safe_name(first), safe_name(second)
+        for form in ("NFC", "NFD", "NFKC", "NFKD"):
+            folded = [unicodedata.normalize(form, name).casefold() for name in (one, two)]
+            assert (folded[0] == folded[1]) == (first == second)
+
+    @given(st.text(st.characters(exclude_categories=[])))
+    def test_safe(self, name: str) -> None:
+        """The name is short, plain ASCII, and no path."""
+        safe = safe_name(name)
+        assert safe.isascii() and 0 < len(safe) <= 100
+        assert not set(safe) & set("/\\.:*?\"<>| \0")
+
+    @pytest.mark.parametrize("name", ["ro-5f2c", "rollout-0a1b-2c3d"])
+    def test_upstream_ids_stay_readable(self, name: str) -> None:
+        """Upstream's ids are file names already."""
+        assert safe_name(name) == name
+
+    @pytest.mark.parametrize("name", ["con", "nul", "com1", ""])
+    def test_reserved(self, name: str) -> None:
+        """Names that some system refuses are changed."""
+        assert safe_name(name) != name
