@@ -1,0 +1,35 @@
+"""A training without GPUs: CPU stand-ins for the worker group and the inference server.
+
+All else of a dry run is real: Trainer, VERL, Ray actor, dataloader, checkpoints, GRPO, daemon, store,
+runners, tracer, adapter, LLM proxy. The stand-ins learn nothing; they say so in the log and in pass.json.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agl_meta.verl.dry_run.config import prepare_config
+    from agl_meta.verl.dry_run.polling import fast_polling, make_runners_poll_fast
+    from agl_meta.verl.dry_run.workers import init_workers
+
+STAND_INS = ("worker group", "inference server")
+"""What is stood in for, as pass.json says it."""
+
+__all__ = ["STAND_INS", "fast_polling", "init_workers", "make_runners_poll_fast", "prepare_config"]
+
+_MODULES = {
+    "fast_polling": "polling",
+    "init_workers": "workers",
+    "make_runners_poll_fast": "polling",
+    "prepare_config": "config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
