@@ -19,7 +19,8 @@ import attrs
 import orjson
 
 from agl_meta.context import TrainingContext, split_name
-from agl_meta.encoding import decode, encode
+from agl_meta.decoding import decode
+from agl_meta.encoding import encode
 from agl_meta.errors import RecordError
 
 RECORD_SCHEMA = 1
@@ -30,6 +31,17 @@ PREDICTION = "prediction"
 _CONTEXT_FIELDS = tuple(
     field.name for field in attrs.fields(TrainingContext) if field.name != "output_dir"
 )
+# What decoding and checking raise for a record that somebody has damaged, or nested without end.
+_DAMAGE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    IndexError,
+    AttributeError,
+    OSError,
+    RecursionError,
+)
 _sequence = itertools.count()
 
 
@@ -38,7 +50,7 @@ class Prediction:
     """One value that a rollout saved, with the place in training that it belongs to."""
 
     value: Any
-    """What was saved, decoded: see :func:`agl_meta.encoding.decode`."""
+    """What was saved, decoded: see :func:`agl_meta.decoding.decode`."""
     name: str
     """The name it was saved under; ``"prediction"`` unless another was given."""
     context: TrainingContext
@@ -102,7 +114,7 @@ def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
             path=path,
             line=number,
         )
-    except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
+    except _DAMAGE as error:
         raise RecordError(f"{where}: a record with damaged content ({error!r}).") from error
 
 
