@@ -29,14 +29,14 @@ import datetime
 import decimal
 import enum
 import fractions
-import marshal
-import math
 import pathlib
 import sys
 import traceback
 import types
 import uuid
 from collections.abc import Callable, Iterable
+from itertools import chain
+from math import isfinite
 from typing import Any
 
 import orjson
@@ -53,13 +53,11 @@ _MAX_TRACEBACK = 20_000
 # orjson takes 254 levels of JSON; one level of a value becomes up to four.
 _MAX_DEPTH = 50
 
+_STR = frozenset({str})
+_PLAIN = frozenset({str, int, float, bool, type(None), dict, list})
+# A cyclic value, or one whose shared parts unfold, is left to the walk after so many.
+_MAX_PLAIN = 200_000
 _TAG_BYTES = b'"$agl"'
-# Without these orjson would write a dataclass, a datetime or a subclass as if it were plain data.
-_STRICT = (
-    orjson.OPT_PASSTHROUGH_DATACLASS
-    | orjson.OPT_PASSTHROUGH_DATETIME
-    | orjson.OPT_PASSTHROUGH_SUBCLASS
-)
 
 
 def encode(value: object) -> bytes:
@@ -69,26 +67,43 @@ def encode(value: object) -> bytes:
 
 
 def _encode_plain(value: object) -> bytes | None:
-    """The value as JSON if it is plain data, else ``None``; no Python code runs for each value.
+    """The value as JSON if it is plain data, else ``None``; no Python call is made for each value.
 
-    orjson alone is lossy in silence: nan becomes null, a tuple a list, an Enum or UUID its value.
-    Reading back and comparing finds all of these but the enums that equal their value, which marshal
-    refuses. Both cost less than looking at each container from Python.
+    orjson alone is lossy in silence: nan becomes null, a tuple a list, an Enum or UUID its value; and
+    where parts are shared it may write without end. So each container is looked at first, at C speed.
     """
-    try:
-        content = orjson.dumps(value, option=_STRICT)
-        if type(value) is str:
-            return content
-        if _TAG_BYTES in content or orjson.loads(content) != value:
-            return None
-        marshal.dumps(value)
-    except Exception:
+    if type(value) is not str and not _is_plain(value):
         return None
-    return content
+    try:
+        content = orjson.dumps(value)
+    except TypeError:  # lone surrogates, integers beyond 64 bits, nesting deeper than orjson goes
+        return None
+    return None if _TAG_BYTES in content else content
 
 
-class _Cut(Exception):
-    """The document has got too large."""
+def _is_plain(value: object) -> bool:
+    """Looks at all containers of one depth at once, which is what makes it cheap."""
+    level: list[Any] = [value]
+    seen = 0
+    while level:
+        dicts = [item for item in level if type(item) is dict]
+        lists = [item for item in level if type(item) is list]
+        if len(dicts) + len(lists) != len(level):  # the value itself, which is no container
+            return False
+        if not _STR.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        items = list(chain.from_iterable(lists))
+        items.extend(chain.from_iterable(map(dict.values, dicts)))
+        kinds = set(map(type, items))
+        seen += len(items)
+        if not _PLAIN.issuperset(kinds) or seen > _MAX_PLAIN:
+            return False
+        if float in kinds and not all(map(isfinite, [i for i in items if type(i) is float])):
+            return False
+        if dict not in kinds and list not in kinds:
+            return True
+        level = [item for item in items if type(item) is dict or type(item) is list]
+    return True
 
 
 class _Encoder:
@@ -211,7 +226,7 @@ def _int(_: _Encoder, value: int, __: int) -> Any:
 
 
 def _float(_: _Encoder, value: float, __: int) -> Any:
-    return value if math.isfinite(value) else {TAG: "float", "v": float.__repr__(value)}
+    return value if isfinite(value) else {TAG: "float", "v": float.__repr__(value)}
 
 
 def _str(_: _Encoder, value: str, __: int) -> Any:
@@ -434,7 +449,7 @@ def _tensor(encoder: _Encoder, value: Any, depth: int) -> Any:
 
 
 def _elements(encoder: _Encoder, elements: list[Any], depth: int) -> list[Any]:
-    plain = all(map(math.isfinite, elements)) if set(map(type, elements)) <= {float} else False
+    plain = all(map(isfinite, elements)) if set(map(type, elements)) <= {float} else False
     return elements if plain else encoder.values(elements, depth)
 
 
