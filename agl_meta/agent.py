@@ -180,10 +180,16 @@ def _wrap_announcement(cls: type) -> None:
     call = _caller(cls, owner, name, attribute)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _announced.set(args[0] if args else kwargs.get("task"))
+        _announce(args[0] if args else kwargs.get("task"))
         return call(self, *args, **kwargs)
 
     _install(cls, name, wrapper, attribute, owner)
+
+
+def _announce(task: Any) -> None:
+    # A function, since cloudpickle sends the wrappers of a script's class by value, with the globals
+    # that they name, and can't send a ContextVar.
+    _announced.set(task)
 
 
 def _caller(cls: type, owner: type, name: str, attribute: Any) -> Callable[..., Any]:
