@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import os
 import shutil
 import tempfile
-import weakref
-from typing import Any
 
+# The form that Qwen and many others use.
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -17,12 +17,23 @@ _CHAT_TEMPLATE = (
 )
 
 
-def can_be_loaded(path: Any) -> bool:
-    """Whether a tokenizer can be had at ``path`` (a folder or a cached model) without the network."""
+def can_be_loaded(path: str | None, *, trust_remote_code: bool = False) -> bool:
+    """Whether a tokenizer can be had at ``path`` (a folder or a cached model) without the network.
+
+    Args:
+        path: as in ``actor_rollout_ref.model.path``.
+        trust_remote_code: as verl passes it. Left out, transformers would ask on the terminal.
+    """
+    from huggingface_hub import snapshot_download
     from transformers import AutoTokenizer
 
     try:
-        AutoTokenizer.from_pretrained(path, local_files_only=True)
+        # Given the name of a cached model, transformers 4.57 asks the hub about it even with
+        # local_files_only; given the folder, it does not.
+        folder = path if os.path.isdir(path or "") else snapshot_download(path, local_files_only=True)
+        AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=trust_remote_code
+        )
     except Exception:
         return False
     return True
@@ -32,18 +43,13 @@ def can_be_loaded(path: Any) -> bool:
 def temporary_tokenizer() -> str:
     """Build the tokenizer in a folder that lasts as long as this process; gives its path."""
     folder = tempfile.mkdtemp(prefix="agl_meta-tokenizer-")
-    owner = os.getpid()
-    weakref.finalize(_Lifetime, _remove, folder, owner)
+    atexit.register(_remove, folder, os.getpid())
     build_tokenizer(folder)
     return folder
 
 
-class _Lifetime:
-    """Lives as long as the process; its finalizer removes the folder at exit."""
-
-
 def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # not when a forked runner exits
+    if os.getpid() == owner:  # not when a process that was forked from the owner exits
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -54,7 +60,7 @@ def build_tokenizer(folder: str) -> None:
 
     vocabulary = {byte: n for n, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -65,6 +71,7 @@ def build_tokenizer(folder: str) -> None:
     )
     fast.chat_template = _CHAT_TEMPLATE
     fast.save_pretrained(folder)
+    # No weights belong to it; verl and transformers only read what kind of model it is.
     model = {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
