@@ -1,9 +1,9 @@
 """A training without GPUs: CPU stand-ins for the worker group and the inference server.
 
-All else of a dry run is real: Trainer, VERL, Ray actor, dataloader, checkpoints, GRPO, daemon, store,
-runners, tracer, adapter, LLM proxy. The stand-ins learn nothing; they say so in the log and in
-``pass.json``. What a dry run can't tell: whether the model fits into memory, whether batch sizes can be
-divided among the real number of GPUs, whether the agent copes with a real model's answers.
+All else of a dry run is real: Trainer, VERL, Ray actor, dataloader, checkpoints, GRPO, daemon,
+store, runners, tracer, adapter, LLM proxy. The stand-ins learn nothing; they say so in the log and
+in ``pass.json``. What a dry run can't tell: whether the model fits into memory, whether batch sizes
+can be divided among the real number of GPUs, whether the agent copes with a real model's answers.
 """
 
 from __future__ import annotations

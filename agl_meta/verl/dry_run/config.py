@@ -66,9 +66,9 @@ _ENVIRONMENT = {
 def prepare_config(config: DictConfig) -> None:
     """Change a whole config in place and log what was changed; doing it twice changes nothing more.
 
-    Batch sizes, epochs and frequencies stay the user's. Checkpoints go to a folder of their own, so that
-    no real training resumes from a stand-in's. What the config lacks (as verl versions differ) is left
-    out, and what can't be changed is logged.
+    Batch sizes, epochs and frequencies stay the user's. Checkpoints go to a folder of their own, so
+    that no real training resumes from a stand-in's. Sections that the config lacks (verl's versions
+    differ) stay away, and what can't be changed is logged, too.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -108,7 +108,7 @@ class _Changes:
         self.lines: list[str] = []
 
     def set(self, path: str, value: Any) -> None:
-        """Set what is not so yet; where a whole section is missing, it is another verl version's."""
+        """Set what is not so yet, unless the whole section is missing (another verl version)."""
         parent = _get(self._config, path.rpartition(".")[0])
         if not isinstance(parent, DictConfig):
             return
@@ -146,10 +146,10 @@ def _number(config: DictConfig, path: str) -> int:
 def _limit_cpus(config: DictConfig, changes: _Changes) -> None:
     available = os.cpu_count() or 1
     for path in _NUM_CPUS:
-        if _get(config, path) is None:  # Ray takes what there is
-            continue
-        # The trainer's actor needs one, and Ray starts a process for each.
-        changes.set(path, max(1, min(_number(config, path), available)))
+        count = _get(config, path)
+        if isinstance(count, int):  # None: Ray takes what there is
+            # The trainer's actor needs one, and Ray starts a process for each.
+            changes.set(path, max(1, min(count, available)))
 
 
 def _move_checkpoints(config: DictConfig, changes: _Changes) -> None:
@@ -166,8 +166,8 @@ def _replace_tokenizer(config: DictConfig, changes: _Changes) -> None:
         return
     changes.set("actor_rollout_ref.model.path", temporary_tokenizer())
     for length in _MAX_PROMPT_LENGTHS:
-        # Upstream drops longer prompts, and fails if none is left: what fits in the user's tokens has
-        # to fit in bytes.
+        # Upstream drops longer prompts, and fails if none is left: what fits in the user's tokens
+        # has to fit in bytes.
         if _number(config, length) > 0:
             changes.set(length, _number(config, length) * _BYTES_PER_TOKEN)
 

@@ -1,9 +1,9 @@
 """Stands for the inference server: speaks OpenAI's protocol as vLLM does, and is no model.
 
-An answer is one of the words of the last user message, picked by a hash of the conversation and of how
-often it was asked before: repeated rollouts differ, so that GRPO has rewards to compare, and the same
-training gives the same answers. No tool is ever called, and no format is obeyed. Token ids stand where
-vLLM ≥ 0.10.2 (``return_token_ids``) and agentlightning's patched server put them.
+An answer is one of the words of the last user message, picked by a hash of the conversation and of
+how often it was asked before: repeated rollouts differ, so that GRPO has rewards to compare, and the
+same training gives the same answers. No tool is ever called, and no format is obeyed. Token ids
+stand where vLLM ≥ 0.10.2 (``return_token_ids``) and agentlightning's patched server put them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class ScriptedAnswers:
         return replies
 
     def _pick(self, conversation: str, last: str) -> str:
-        name = hashlib.blake2b(conversation.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        asked = conversation.encode("utf-8", "surrogatepass")
+        name = hashlib.blake2b(asked, digest_size=16).digest()
         if len(self._asked) >= _MAX_COUNTED:
             self._asked.clear()
         self._asked[name] += 1
@@ -204,7 +205,7 @@ def _envelope(
 
 
 def _chunks(response: dict[str, Any], include_usage: bool) -> Iterator[dict[str, Any]]:
-    """A response as a stream gives it: the whole text, then why it ended, then perhaps the usage."""
+    """A response as a stream gives it: the whole text, why it ended, and the usage if asked for."""
     is_chat = response["object"] == "chat.completion"
     head = {key: response[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk" if is_chat else response["object"]
@@ -212,10 +213,11 @@ def _chunks(response: dict[str, Any], include_usage: bool) -> Iterator[dict[str,
     for choice in response["choices"]:
         common = {"index": choice["index"], "logprobs": None}
         whole = {key: choice[key] for key in ("token_ids", "prompt_token_ids") if key in choice}
-        said = {"delta": choice["message"]} if is_chat else {"text": choice["text"]}
-        rest = {"delta": {}} if is_chat else {"text": ""}
-        first.append({**common, **said, **whole, "finish_reason": None})
-        end.append({**common, **rest, "finish_reason": choice["finish_reason"]})
+        name, said, rest = (
+            ("delta", choice["message"], {}) if is_chat else ("text", choice["text"], "")
+        )
+        first.append({**common, name: said, **whole, "finish_reason": None})
+        end.append({**common, name: rest, "finish_reason": choice["finish_reason"]})
     prompt = {"prompt_token_ids": response["prompt_token_ids"]} if is_chat else {}
     yield {**head, "choices": first, **prompt}
     yield {**head, "choices": end}
@@ -234,7 +236,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     protocol_version = "HTTP/1.1"
-    # Head and body are two small writes: otherwise the second waits for the first's acknowledgement.
+    # Head and body are two writes; the second must not wait for the first's acknowledgement.
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -280,7 +282,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, status: int, reason: str) -> None:
         logger.warning("DRY RUN: the inference server's stand-in refused a request: %s", reason)
-        self._send({"error": {"message": reason, "type": "BadRequestError", "code": status}}, status)
+        error = {"message": reason, "type": "BadRequestError", "code": status}
+        self._send({"error": error}, status)
 
     def _send(self, document: dict[str, Any], status: int = 200) -> None:
         body = json.dumps(document).encode()

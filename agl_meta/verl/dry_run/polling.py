@@ -33,9 +33,10 @@ class _ImpatientAsyncio:
 def fast_polling(daemon: Any, seconds: float = 0.05) -> Iterator[None]:
     """Limit the pause of a daemon's ``_async_run_until_finished`` while it waits.
 
-    The pause is a literal in upstream's method, so the name that it is reached by is replaced, in the
-    modules that define the method for this daemon (a user's copy, perhaps), and put back afterwards.
-    Uses may nest or overlap. A daemon that reaches ``sleep`` in another way keeps its own pause.
+    The pause is a literal in upstream's method, so the name that it is reached by is replaced, in
+    the modules that define the method for this daemon (a user's copy, perhaps), and put back
+    afterwards. Uses may nest or overlap. A daemon that reaches ``sleep`` in another way keeps its own
+    pause.
     """
     replaced = []
     with _replacing:
@@ -51,7 +52,7 @@ def fast_polling(daemon: Any, seconds: float = 0.05) -> Iterator[None]:
 
 
 def _namespaces(cls: type) -> list[dict[str, Any]]:
-    """The globals of every definition of the method: an override may call the one that it overrides."""
+    """The globals of every definition of the method: an override may call the overridden one."""
     methods = [vars(base)[_WAITS] for base in cls.__mro__ if _WAITS in vars(base)]
     found = {
         id(names): names
@@ -77,9 +78,9 @@ def _take_out(names: dict[str, Any], shim: _ImpatientAsyncio) -> None:
 def make_runners_poll_fast(seconds: float = 0.1) -> None:
     """Limit the pauses of all v1 runners of this process and of those forked from it.
 
-    ``agl.Trainer`` makes its runner, with a pause of 5 s, before the algorithm can say anything, and
-    forks it before the algorithm runs: the class is the one place left. Repeating the call changes
-    nothing more; :func:`restore_runner_polling` takes it back.
+    ``agl.Trainer`` makes its runner, with a pause of 5 s, before the algorithm can say anything,
+    and forks it before the algorithm runs: the class is the one place left. Repeating the call
+    changes nothing more; :func:`restore_runner_polling` takes it back.
     """
     from agentlightning.runner import LitAgentRunner
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import tempfile
+from typing import Any
 
 # The form that Qwen and many others use.
 _CHAT_TEMPLATE = (
@@ -17,7 +18,7 @@ _CHAT_TEMPLATE = (
 )
 
 
-def can_be_loaded(path: str | None, *, trust_remote_code: bool = False) -> bool:
+def can_be_loaded(path: Any, *, trust_remote_code: bool = False) -> bool:
     """Whether a tokenizer can be had at ``path`` (a folder or a cached model) without the network.
 
     Args:
@@ -30,7 +31,9 @@ def can_be_loaded(path: str | None, *, trust_remote_code: bool = False) -> bool:
     try:
         # Given the name of a cached model, transformers 4.57 asks the hub about it even with
         # local_files_only; given the folder, it does not.
-        folder = path if os.path.isdir(path or "") else snapshot_download(path, local_files_only=True)
+        folder = path
+        if not os.path.isdir(path):
+            folder = snapshot_download(path, local_files_only=True)
         AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
@@ -54,7 +57,7 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def build_tokenizer(folder: str) -> None:
-    """Write a byte-level tokenizer with a chat template, and the model config that verl looks for."""
+    """Write a byte-level tokenizer with a chat template, and the model config that verl wants."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -24,8 +24,8 @@ def init_workers(trainer: Any) -> None:
     ``trainer.async_rollout_manager.server.stop()``.
     """
     logger.warning(
-        "DRY RUN: the worker group and the inference server are CPU stand-ins. Nothing is learned, and "
-        "answers are words of the prompt. All else is real."
+        "DRY RUN: the worker group and the inference server are CPU stand-ins. Nothing is learned, "
+        "and answers are words of the prompt. All else is real."
     )
     group = StandInWorkerGroup()
     trainer.actor_rollout_wg = group
@@ -40,7 +40,7 @@ def init_workers(trainer: Any) -> None:
 
 
 class StandInRolloutManager:
-    """Stands for verl's manager of inference servers; it has one, a :class:`StandInInferenceServer`."""
+    """Stands for verl's manager of inference servers; it has one :class:`StandInInferenceServer`."""
 
     def __init__(self, server: StandInInferenceServer) -> None:
         self.server = server
@@ -86,7 +86,7 @@ class StandInWorkerGroup:
         return _metrics("critic", "vf_loss", "vf_clipfrac", "vpred_mean", "grad_norm", "lr")
 
     def save_checkpoint(self, local: str, remote: Any, step: int, *_: Any, **__: Any) -> None:
-        """Write a file that says that no weights were saved; nothing is uploaded, nothing removed."""
+        """Write a file that says that no weights were saved; upload nothing, remove nothing."""
         os.makedirs(local, exist_ok=True)
         with open(os.path.join(local, _CHECKPOINT), "w", encoding="utf-8") as file:
             json.dump({"global_step": step, "weights": "none: written in a dry run"}, file)
