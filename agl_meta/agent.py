@@ -30,9 +30,7 @@ _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # The v0.1 signature hands the rollout method an id only; the task, with its metadata, is seen by
 # ``on_rollout_start`` alone, which the legacy runner calls in the same thread or asyncio task.
-_announced: contextvars.ContextVar[Any] = contextvars.ContextVar(
-    "agl_meta_announced_task", default=None
-)
+_announced: contextvars.ContextVar[Any] = contextvars.ContextVar("agl_meta_announced_task", default=None)
 
 
 class TrainingContextMixin:
@@ -148,27 +146,23 @@ def _wrap_method(cls: type, name: str) -> None:
     call = _caller(cls, owner, name, attribute)
     names = _positional_names(attribute, owner)
 
-    if name in _ASYNC_METHODS:
+    async def wrapper_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _enter_call(names, args, kwargs)
+        try:
+            return await call(self, *args, **kwargs)
+        finally:
+            if token is not None:
+                leave(token)
 
-        async def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            token = _enter_call(names, args, kwargs)
-            try:
-                return await call(self, *args, **kwargs)
-            finally:
-                if token is not None:
-                    leave(token)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        token = _enter_call(names, args, kwargs)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            if token is not None:
+                leave(token)
 
-    else:
-
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            token = _enter_call(names, args, kwargs)
-            try:
-                return call(self, *args, **kwargs)
-            finally:
-                if token is not None:
-                    leave(token)
-
-    _install(cls, name, wrapper, attribute, owner)
+    _install(cls, name, wrapper_async if name in _ASYNC_METHODS else wrapper, attribute, owner)
 
 
 def _wrap_announcement(cls: type) -> None:
@@ -203,9 +197,7 @@ def _caller(cls: type, owner: type, name: str, attribute: Any) -> Callable[..., 
     return lambda self, *args, **kwargs: attribute(*args, **kwargs)
 
 
-def _install(
-    cls: type, name: str, wrapper: Callable[..., Any], attribute: Any, owner: type
-) -> None:
+def _install(cls: type, name: str, wrapper: Callable[..., Any], attribute: Any, owner: type) -> None:
     functools.update_wrapper(wrapper, attribute)
     if not isinstance(attribute, FunctionType):
         # ``inspect.signature`` would follow ``__wrapped__`` and drop a parameter too many.
@@ -259,10 +251,8 @@ def _enter_call(
     return None if rollout is None or is_current(rollout) else enter(rollout)
 
 
-def _called_for(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any | None:
-    named = {**dict(zip(names, args)), **kwargs}
+def _called_for(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:
+    named = {**dict(zip(names, args, strict=False)), **kwargs}
     values = (named.get("rollout"), *args, *kwargs.values())
     for value in values:
         if _is_rollout(value):

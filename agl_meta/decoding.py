@@ -172,9 +172,7 @@ def _ndarray(values: dict[str, Any]) -> Any:
 
 
 def _tensor(values: dict[str, Any]) -> SavedArray:
-    return SavedArray(
-        values["dtype"], tuple(values["shape"]), values["v"], bool(values.get("cut"))
-    )
+    return SavedArray(values["dtype"], tuple(values["shape"]), values["v"], bool(values.get("cut")))
 
 
 # A dtype from a file may name a size of its own; these can't.
@@ -197,15 +195,13 @@ _RESTORE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "int": lambda values: int(values["v"], 16),
     "float": lambda values: float(values["v"]),
     "complex": lambda values: complex(*values["v"]),
-    "text": lambda values: base64.b64decode(values["v"], validate=True).decode(
-        "utf-8", "surrogatepass"
-    ),
+    "text": lambda values: base64.b64decode(values["v"], validate=True).decode("utf-8", "surrogatepass"),
     "bytes": _bytes,
     "tuple": lambda values: tuple(values["v"]),
     "set": lambda values: set(values["v"]),
     "frozenset": lambda values: frozenset(values["v"]),
     "deque": lambda values: collections.deque(values["v"]),
-    "dict": lambda values: {key: item for key, item in values["v"]},
+    "dict": lambda values: dict(values["v"]),
     "range": lambda values: range(*values["v"]),
     "datetime": _moment(datetime.datetime),
     "time": _moment(datetime.time),

@@ -57,7 +57,6 @@ _STR = frozenset({str})
 _PLAIN = frozenset({str, int, float, bool, type(None), dict, list})
 # A cyclic value, or one whose shared parts unfold, is left to the walk after so many.
 _MAX_PLAIN = 200_000
-_TAG_BYTES = b'"$agl"'
 
 
 def encode(value: object) -> bytes:
@@ -75,34 +74,32 @@ def _encode_plain(value: object) -> bytes | None:
     if type(value) is not str and not _is_plain(value):
         return None
     try:
-        content = orjson.dumps(value)
+        return orjson.dumps(value)
     except TypeError:  # lone surrogates, integers beyond 64 bits, nesting deeper than orjson goes
         return None
-    return None if _TAG_BYTES in content else content
 
 
 def _is_plain(value: object) -> bool:
     """Looks at all containers of one depth at once, which is what makes it cheap."""
-    level: list[Any] = [value]
+    items: list[Any] = [value]
+    kinds = {type(value)}
+    if dict not in kinds and list not in kinds:
+        return False
     seen = 0
-    while level:
-        dicts = [item for item in level if type(item) is dict]
-        lists = [item for item in level if type(item) is list]
-        if len(dicts) + len(lists) != len(level):  # the value itself, which is no container
-            return False
-        if not _STR.issuperset(map(type, chain.from_iterable(dicts))):
-            return False
-        items = list(chain.from_iterable(lists))
-        items.extend(chain.from_iterable(map(dict.values, dicts)))
+    while dict in kinds or list in kinds:
+        dicts = [item for item in items if type(item) is dict] if dict in kinds else ()
+        lists = [item for item in items if type(item) is list] if list in kinds else ()
+        keys = set(chain.from_iterable(dicts))
+        items = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
         kinds = set(map(type, items))
         seen += len(items)
+        # Of keys that are equal the set holds one; orjson refuses any other that is no exact str.
+        if TAG in keys or not _STR.issuperset(map(type, keys)):
+            return False
         if not _PLAIN.issuperset(kinds) or seen > _MAX_PLAIN:
             return False
         if float in kinds and not all(map(isfinite, [i for i in items if type(i) is float])):
             return False
-        if dict not in kinds and list not in kinds:
-            return True
-        level = [item for item in items if type(item) is dict or type(item) is list]
     return True
 
 
@@ -188,7 +185,10 @@ def unsaved(cls: type, why: str, **more: Any) -> dict[str, Any]:
 
 def type_name(cls: type) -> str:
     """``module.Class``; ASCII, whatever the class calls itself."""
-    module, name = type.__getattribute__(cls, "__module__"), type.__getattribute__(cls, "__qualname__")
+    module, name = (
+        type.__getattribute__(cls, "__module__"),
+        type.__getattribute__(cls, "__qualname__"),
+    )
     text = name if module == "builtins" else f"{module}.{name}"
     return text if _is_text(text) else ascii(text)
 

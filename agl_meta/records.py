@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import operator
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,9 +29,7 @@ RECORD_SCHEMA = 1
 
 PREDICTION = "prediction"
 
-_CONTEXT_FIELDS = tuple(
-    field.name for field in attrs.fields(TrainingContext) if field.name != "output_dir"
-)
+_CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name != "output_dir")
 # What decoding and checking raise for a record that somebody has damaged, or nested without end.
 _DAMAGE = (
     KeyError,
@@ -42,6 +41,7 @@ _DAMAGE = (
     OSError,
     RecursionError,
 )
+_context_values = operator.attrgetter(*_CONTEXT_FIELDS)
 _sequence = itertools.count()
 
 
@@ -67,18 +67,19 @@ class Prediction:
 
 def prediction_line(context: TrainingContext, name: str, value: object) -> bytes:
     """One line, with its newline, that holds ``value`` as it is now."""
-    # Ids and names come from elsewhere: they may hold text that JSON can't, as values may.
-    head = encode(
-        {
-            "schema": RECORD_SCHEMA,
-            "kind": PREDICTION,
-            **{field: getattr(context, field) for field in _CONTEXT_FIELDS},
-            "split": context.split,
-            "name": name,
-            "sequence": next(_sequence),
-            "saved_at": time.time(),
-        }
-    )
+    record = {
+        "schema": RECORD_SCHEMA,
+        "kind": PREDICTION,
+        **dict(zip(_CONTEXT_FIELDS, _context_values(context), strict=True)),
+        "split": context.split,
+        "name": name,
+        "sequence": next(_sequence),
+        "saved_at": time.time(),
+    }
+    try:
+        head = orjson.dumps(record)
+    except TypeError:  # ids and names come from elsewhere: they may hold what JSON can't
+        head = encode(record)
     return b'%b,"value":%b}\n' % (head[:-1], encode(value))
 
 

@@ -18,12 +18,17 @@ HELPER_FIELDS = frozenset({"data_id", "index", "fake_ids"})
 """Fields that upstream adds to a sample: ``data_id`` by the daemon, the others by ``AgentDataset``."""
 
 
+_SORTED = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+
 def content_key(sample: Any) -> str:
     """A hash of the sample's content without upstream's own fields, independent of key order."""
     if isinstance(sample, Mapping):
-        sample = {key: value for key, value in sample.items() if key not in HELPER_FIELDS}
+        sample = dict(sample)
+        for field in HELPER_FIELDS:
+            sample.pop(field, None)
     try:
-        content = orjson.dumps(sample, option=orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_SUBCLASS)
+        content = orjson.dumps(sample, option=_SORTED)
     except TypeError:
         # What orjson can't take is told by the encoder, whose tags are plain JSON again.
         content = orjson.dumps(orjson.loads(encode(sample)), option=orjson.OPT_SORT_KEYS)

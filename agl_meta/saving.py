@@ -46,7 +46,7 @@ def save_prediction(value: object, name: str = "prediction") -> Path | None:
         place = _place(context)
         if place is None:
             return None
-        return Path(shard_writers.append(*place, prediction_line(context, name, value)))
+        return shard_writers.append(*place, prediction_line(context, name, value))
     except OSError as error:
         faults.record("saving a prediction", error)
         return None
@@ -92,17 +92,17 @@ def _place(context: TrainingContext) -> tuple[str, tuple[str, ...]] | None:
             faults.record("saving a prediction of a rollout without stamps", _NO_OUTPUT_DIR)
             return None
         return _pinned_root(pinned), (UNSTAMPED,)
-    root = pinned or context.output_dir
+    root = _pinned_root(pinned) if pinned else context.output_dir
     if not root:
         raise OutputDirError(_NO_OUTPUT_DIR)
     if context.pass_path is None:
         faults.record("saving a prediction", "the trainer could not create the folder of this pass")
         return None
-    if not pinned and not os.path.isabs(root):
+    if root[0] != os.sep:
         raise StampError(
             f"The rollout is stamped with the output folder {root!r:.200}; expected an absolute path."
         )
-    return (_pinned_root(pinned) if pinned else root), pass_parts(context.pass_path)
+    return root, pass_parts(context.pass_path)
 
 
 def _pinned_root(pinned: str) -> str:

@@ -12,6 +12,7 @@ import re
 import secrets
 import socket
 import threading
+from pathlib import Path
 
 from agl_meta.storage import SHARDS, open_folder, write_all
 
@@ -37,7 +38,7 @@ class ShardWriter:
             )
         finally:
             os.close(directory)
-        self.path = os.path.join(root, *folder, name)
+        self.path = Path(root, *folder, name)
 
     def append(self, line: bytes) -> None:
         """Write one line, which ends with its newline, in one call. Raises :class:`OSError`."""
@@ -67,11 +68,9 @@ class ShardWriters:
         # In a forked child the files belong to the parent, and the lock may have been held by a
         # thread that does not exist here.
         self._lock = threading.Lock()
-        self._writers: collections.OrderedDict[tuple[str, ...], ShardWriter] = (
-            collections.OrderedDict()
-        )
+        self._writers: collections.OrderedDict[tuple[str, ...], ShardWriter] = collections.OrderedDict()
 
-    def append(self, root: str, folder: tuple[str, ...], line: bytes) -> str:
+    def append(self, root: str, folder: tuple[str, ...], line: bytes) -> Path:
         """Append to this process's shard in ``root/folder…/shards``; returns the file's path.
 
         Raises :class:`OSError`. After one, the next call starts a new file: a line that was cut

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -205,6 +206,7 @@ def open_folder(root: str, parts: tuple[str, ...]) -> int:
     return current
 
 
+@functools.lru_cache(maxsize=64)
 def pass_parts(pass_path: str) -> tuple[str, str]:
     """Split a stamped pass path into its two folder names.
 

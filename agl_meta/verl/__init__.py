@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agl_meta.verl.algorithm import VERL
-    from agl_meta.verl.daemon import TrainingContextDaemon, TrainingContextDaemonMixin
-    from agl_meta.verl.trainer import TrainingContextTrainer, TrainingContextTrainerMixin
+    from agl_meta.verl.daemon import TrainingContextDaemon
+    from agl_meta.verl.daemon_mixin import TrainingContextDaemonMixin
+    from agl_meta.verl.trainer import TrainingContextTrainer
+    from agl_meta.verl.trainer_mixin import TrainingContextTrainerMixin
 
 __all__ = [
     "VERL",

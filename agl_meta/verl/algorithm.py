@@ -43,6 +43,8 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
     output folder that can't be used, classes without the mixins, callbacks that can't be pickled.
     """
 
+    trainer_cls: Any
+
     def __init__(
         self,
         config: dict[str, Any],

@@ -46,11 +46,11 @@ class TrainingContextDaemonMixin:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._agl_batch: BatchStamp | None = None
+        self._agl_queue: StampingServer | StampingStore
         if self.mode == "v0":
-            self.server = StampingServer(self.server, self._agl_stamp)
+            self._agl_queue = self.server = StampingServer(self.server, _told_nothing)
         else:
-            self.store = StampingStore(self.store, self._agl_stamp)
+            self._agl_queue = self.store = StampingStore(self.store, _told_nothing)
             self._agl_wait_for_loop()
 
     def _agl_wait_for_loop(self) -> None:
@@ -90,7 +90,7 @@ class TrainingContextDaemonMixin:
             raise ConfigurationError(_TOLD_NOTHING)
         repeats = self.train_rollout_n if is_train else 1
         batch = self._agl_batch_source(data, is_train, repeats, self.mode)
-        self._agl_batch = batch
+        self._agl_queue.stamp = batch.stamp
         result = super().set_up_data_and_server(  # type: ignore[misc]
             data, server_addresses, is_train, *args, **kwargs
         )
@@ -114,10 +114,9 @@ class TrainingContextDaemonMixin:
 
         return fast_polling(self, self._agl_poll_seconds)
 
-    def _agl_stamp(self, sample: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
-        if self._agl_batch is None:
-            raise ConfigurationError(_TOLD_NOTHING)
-        return self._agl_batch.metadata(sample, metadata)
+
+def _told_nothing(sample: Any, metadata: dict[str, Any]) -> None:
+    raise ConfigurationError(_TOLD_NOTHING)
 
 
 def check_port(port: int) -> None:

@@ -35,7 +35,9 @@ def main(arguments: list[str] | None = None) -> None:
     _main()
 
 
-@hydra.main(config_path="pkg://agentlightning/verl", config_name="config", version_base=None)
+@hydra.main(  # type: ignore[untyped-decorator]
+    config_path="pkg://agentlightning/verl", config_name="config", version_base=None
+)
 def _main(config: Any) -> None:
     check_versions()
     settle_config(config)

@@ -37,7 +37,7 @@ class OpenPass:
 
 
 class BatchStamp:
-    """Makes the metadata of each task of one batch."""
+    """Stamps the tasks of one batch."""
 
     def __init__(self, position: Position, entry: Mapping[str, Any], namer: SampleNamer) -> None:
         self._flat = {
@@ -48,31 +48,28 @@ class BatchStamp:
         }
         self._entry = dict(entry)
         self._namer = namer
-        self._samples: dict[str, list[Any]] = {}
+        self._samples: dict[Any, dict[str, Any]] = {}
         self.tasks = 0
         """How many tasks were stamped."""
 
-    def metadata(self, sample: Any, upstream: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Upstream's metadata with the stamp; repeats of a sample are known by its ``data_id``."""
+    def stamp(self, sample: Any, metadata: dict[str, Any]) -> None:
+        """Add the stamp to a task's metadata; repeats of a sample are known by its ``data_id``."""
         self.tasks += 1
-        given = upstream or {}
-        data_id = given.get("data_id")
-        known = self._samples.get(data_id) if data_id is not None else None
-        if known is None:
-            known = [len(self._samples), self._namer.name(sample), -1]
-            # A copied-out daemon may name no sample; then each task is one of its own.
-            self._samples[data_id if data_id is not None else f"task {self.tasks}"] = known
-        known[2] += 1
-        return {
-            **given,
-            **self._flat,
-            STAMP_KEY: {
+        data_id = metadata.get("data_id")
+        entry = self._samples.get(data_id) if data_id is not None else None
+        if entry is None:
+            entry = {
                 **self._entry,
-                "sample_index": known[0],
-                "sample_key": known[1],
-                "repeat_index": known[2],
-            },
-        }
+                "sample_index": len(self._samples),
+                "sample_key": self._namer.name(sample),
+                "repeat_index": 0,
+            }
+            # A copied-out daemon may name no sample; then each task is one of its own.
+            self._samples[self.tasks if data_id is None else data_id] = entry
+        else:
+            entry = self._samples[data_id] = {**entry, "repeat_index": entry["repeat_index"] + 1}
+        metadata.update(self._flat)
+        metadata[STAMP_KEY] = entry
 
 
 class Run:
@@ -157,9 +154,7 @@ class Run:
             faults.record("creating the folder of a pass", error)
             return None
 
-    def _note_further_batch(
-        self, current: OpenPass, position: Position, expected: dict[str, int]
-    ) -> None:
+    def _note_further_batch(self, current: OpenPass, position: Position, expected: dict[str, int]) -> None:
         path = Path(self.settings.output_dir or "", current.pass_path or "", "batches")
         try:
             path.mkdir(exist_ok=True)

@@ -5,49 +5,61 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-Stamp = Callable[[Any, "Mapping[str, Any] | None"], "dict[str, Any]"]
-"""From a task's input and upstream's metadata to the metadata that is enqueued."""
+Stamp = Callable[[Any, "dict[str, Any]"], None]
+"""Adds to the metadata of a task, given its input."""
 
 
-class _Through:
+class _Queue:
     """Passes everything but the enqueueing methods through to what it stands for."""
 
     def __init__(self, behind: Any, stamp: Stamp) -> None:
         self._behind = behind
-        self._stamp = stamp
+        self.stamp = stamp
+        """What stamps the tasks; another one for each batch."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_behind", "_stamp") or name.startswith("__"):
+        if name == "_behind" or name.startswith("__"):  # not there yet while being unpickled
             raise AttributeError(name)
         return getattr(self._behind, name)
 
+    def _stamped(self, sample: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+        mine = dict(metadata or {})
+        self.stamp(sample, mine)
+        return mine
 
-class StampingServer(_Through):
+
+class StampingServer(_Queue):
     """Stands for the ``AgentLightningServer`` of a v0 daemon."""
 
-    async def queue_task(
+    def queue_task(
         self,
         sample: Any,
         mode: Any = None,
         resources_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Any:
-        """As upstream's; the task carries the stamp."""
-        return await self._behind.queue_task(
-            sample, mode=mode, resources_id=resources_id, metadata=self._stamp(sample, metadata)
+        """As upstream's coroutine; the task carries the stamp."""
+        return self._behind.queue_task(
+            sample, mode=mode, resources_id=resources_id, metadata=self._stamped(sample, metadata)
         )
 
 
-class StampingStore(_Through):
+class StampingStore(_Queue):
     """Stands for the ``LightningStore`` of a v1 daemon."""
 
-    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Any:
-        """As upstream's; the requests, which the daemon has just made, get the stamp in place."""
+    def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Any:
+        """As upstream's coroutine; the requests carry the stamp."""
+        stamp = self.stamp
         for request in rollouts:
-            request.metadata = self._stamp(request.input, request.metadata)
-        return await self._behind.enqueue_many_rollouts(rollouts)
+            metadata = request.metadata
+            if metadata is None:
+                request.metadata = self._stamped(request.input, None)
+            else:
+                # The request's own: pydantic has copied what the daemon gave.
+                stamp(request.input, metadata)
+        return self._behind.enqueue_many_rollouts(rollouts)
 
-    async def enqueue_rollout(
+    def enqueue_rollout(
         self,
         input: Any,
         mode: Any = None,
@@ -55,11 +67,11 @@ class StampingStore(_Through):
         config: Any = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Any:
-        """As upstream's, for a copied-out daemon that enqueues task by task."""
-        return await self._behind.enqueue_rollout(
+        """As upstream's coroutine, for a copied-out daemon that enqueues task by task."""
+        return self._behind.enqueue_rollout(
             input,
             mode=mode,
             resources_id=resources_id,
             config=config,
-            metadata=self._stamp(input, metadata),
+            metadata=self._stamped(input, metadata),
         )

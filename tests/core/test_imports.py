@@ -13,9 +13,7 @@ HEAVY = ("agentlightning", "verl", "torch", "ray", "numpy", "pydantic", "litellm
 
 
 def run(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
 def test_import_loads_nothing_heavy() -> None:

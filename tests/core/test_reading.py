@@ -153,9 +153,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
         agl_meta.read_predictions(tmp_path, split="test")
 
 
-@pytest.mark.parametrize(
-    "content", [None, b"{", b"[]", orjson.dumps({"schema": 2}), b"\xff"], ids=repr
-)
+@pytest.mark.parametrize("content", [None, b"{", b"[]", orjson.dumps({"schema": 2}), b"\xff"], ids=repr)
 def test_pass_file(tmp_path: Path, content: bytes | None) -> None:
     """A pass.json that is missing, damaged or of another version is refused by name."""
     if content is not None:

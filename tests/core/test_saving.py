@@ -132,8 +132,7 @@ def test_processes(tmp_path: Path, method: str) -> None:
         save_prediction(["parent", 1])
     found = read(tmp_path)
     assert sorted(map(str, (p.value[:2] for p in found))) == sorted(
-        [str([who, n]) for who in range(4) for n in range(50)]
-        + [str(["parent", n]) for n in range(2)]
+        [str([who, n]) for who in range(4) for n in range(50)] + [str(["parent", n]) for n in range(2)]
     )
     assert len({p.path for p in found}) == 5
 

@@ -33,9 +33,7 @@ class TestRoot:
         assert root == str(tmp_path / "a" / "b")
         assert os.listdir(root) == []
 
-    def test_relative_becomes_absolute(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_relative_becomes_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Other processes have other current directories."""
         monkeypatch.chdir(tmp_path)
         assert prepare_root("runs/x") == str(tmp_path / "runs" / "x")
@@ -212,7 +210,7 @@ class TestSafeName:
         """The name is short, plain ASCII, and no path."""
         safe = safe_name(name)
         assert safe.isascii() and 0 < len(safe) <= 100
-        assert not set(safe) & set("/\\.:*?\"<>| \0")
+        assert not set(safe) & set('/\\.:*?"<>| \0')
 
     @pytest.mark.parametrize("name", ["ro-5f2c", "rollout-0a1b-2c3d"])
     def test_upstream_ids_stay_readable(self, name: str) -> None:

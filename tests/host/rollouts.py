@@ -120,9 +120,7 @@ def run_v0(agent: Any, metadata: list[Any], *, mode: str = "train") -> list[Any]
         async def queue() -> list[str]:
             resources_id = await server.update_resources(RESOURCES)
             return [
-                await server.queue_task(
-                    sample={"n": n}, mode=mode, resources_id=resources_id, metadata=data
-                )
+                await server.queue_task(sample={"n": n}, mode=mode, resources_id=resources_id, metadata=data)
                 for n, data in enumerate(metadata)
             ]
 

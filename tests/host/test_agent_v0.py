@@ -75,7 +75,7 @@ class OldBelow(OldBase, TrainingContextMixin):
 def test_context(cls: Any) -> None:
     """The context is right, sync and async, also where upstream hands over an id only."""
     done = run_v0(cls(), [stamp(n) for n in (3, 8)])
-    assert SEEN == expected(3, 8)
+    assert expected(3, 8) == SEEN
     assert [rollout.final_reward for rollout in done] == [3.0, 8.0]
 
 
@@ -83,7 +83,7 @@ def test_context(cls: Any) -> None:
 def test_own_on_rollout_start(cls: Any) -> None:
     """An agent's own on_rollout_start is called, and needs no super() for the mixin's sake."""
     run_v0(cls(), [stamp(1), stamp(2)])
-    assert SEEN == ["started", *expected(1), "started", *expected(2)]
+    assert ["started", *expected(1), "started", *expected(2)] == SEEN
 
 
 def test_validation() -> None:
@@ -119,7 +119,7 @@ def test_failure_is_posted_as_upstream_does() -> None:
 
     done = run_v0(Agent(), [stamp(1), stamp(2)])
     assert [rollout.final_reward for rollout in done] == [None, 2.0]
-    assert SEEN == expected(2)
+    assert expected(2) == SEEN
 
 
 def test_another_rollouts_announcement_is_not_taken() -> None:

@@ -168,7 +168,7 @@ class ByClass(TrainingContextMixin, agl.LitAgent[Any]):
 def test_wherever_the_method_is_defined(cls: Any) -> None:
     """The context is right in a rollout method of any class in the tree, of any signature."""
     done = run(cls(), 3, 8)
-    assert SEEN == expected(3, 8)
+    assert expected(3, 8) == SEEN
     assert [rollout.status for rollout in done] == ["succeeded"] * 2
 
 
@@ -177,19 +177,19 @@ def test_wherever_the_method_is_defined(cls: Any) -> None:
 def test_training_and_validation_methods(cls: Any, mode: str) -> None:
     """Both specialised methods know their context, and upstream chooses between them as ever."""
     run(cls(), 4, mode=mode)
-    assert SEEN == ["training" if mode == "train" else "validation", *expected(4)]
+    assert ["training" if mode == "train" else "validation", *expected(4)] == SEEN
 
 
 def test_method_of_a_sibling() -> None:
     """A method that comes in between two classes of the tree is wrapped, too."""
     run(FromSibling(), 5)
-    assert SEEN == ["sibling", *expected(5)]
+    assert ["sibling", *expected(5)] == SEEN
 
 
 def test_super_sees_the_same() -> None:
     """A method and the one it overrides see one context."""
     run(CallsSuper(), 6)
-    assert SEEN == expected(6, 6)
+    assert expected(6, 6) == SEEN
 
 
 # ------------------------------------------------------------------------------------- concurrency
@@ -239,9 +239,7 @@ def test_fifty_threads_on_one_agent() -> None:
             input={"n": n},
             start_time=0.0,
             metadata=stamp(n),
-            attempt=agl.Attempt(
-                rollout_id=f"ro-{n}", attempt_id="a", sequence_id=1, start_time=0.0
-            ),
+            attempt=agl.Attempt(rollout_id=f"ro-{n}", attempt_id="a", sequence_id=1, start_time=0.0),
         )
         results[n] = agent.training_rollout({"n": n}, resources={}, rollout=rollout)
 
@@ -461,7 +459,7 @@ def test_copies(through: Any) -> None:
     twin = through(agent)
     assert twin.note == "kept"
     run(twin, 2)
-    assert SEEN == expected(2)
+    assert expected(2) == SEEN
     assert pickle.loads(pickle.dumps(agent.rollout)).__name__ == "rollout"
 
 

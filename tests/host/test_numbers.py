@@ -283,7 +283,5 @@ def test_second_run_in_the_same_folder(whole: Path, mode: str, tmp_path: Path) -
     newest = {p.context.run_id for p in agl_meta.read_predictions(out, steps=6)}
     every = {p.context.run_id for p in agl_meta.read_predictions(out, steps=6, all_passes=True)}
     assert len(newest) == 1 and len(every) == 2
-    (resumed,) = {
-        p.context.reason for p in agl_meta.read_predictions(out, steps=4, split="val")
-    }
+    (resumed,) = {p.context.reason for p in agl_meta.read_predictions(out, steps=4, split="val")}
     assert resumed == "after_resume"

@@ -122,9 +122,7 @@ class SavingAgent(agl_meta.TrainingContextMixin, agl.LitAgent[Any]):
 
 def ask(llm: agl.LLM, question: str) -> str:
     client = OpenAI(base_url=llm.endpoint, api_key="none", max_retries=0)
-    answer = client.chat.completions.create(
-        model=llm.model, messages=[{"role": "user", "content": question}]
-    )
+    answer = client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": question}])
     return answer.choices[0].message.content or ""
 
 
@@ -135,9 +133,7 @@ def compose(folder: Path, output_dir: Path | None, **trainer: Any) -> Any:
     return algorithm.config
 
 
-def make_trainer(
-    config: Any, store: Any, *, trainer_cls: Any, daemon_cls: Any, **more: Any
-) -> Any:
+def make_trainer(config: Any, store: Any, *, trainer_cls: Any, daemon_cls: Any, **more: Any) -> Any:
     """What ``TaskRunner.run`` does before ``fit()``."""
     path = config.actor_rollout_ref.model.path
     tokenizer = hf_tokenizer(path)

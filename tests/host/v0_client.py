@@ -1,6 +1,6 @@
 """The other side of ``python -m agl_meta.verl``: an agent that connects to its v0 server.
 
-    python -m tests.host.v0_client PORT
+python -m tests.host.v0_client PORT
 """
 
 from __future__ import annotations

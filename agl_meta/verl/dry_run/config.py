@@ -85,7 +85,7 @@ def prepare_config(config: DictConfig) -> None:
             changes.set(path, "fsdp")
     _limit_cpus(config, changes)
     _move_checkpoints(config, changes)
-    _replace_tokenizer(config, changes)
+    _replace_models(config, changes)
     added = _Changes(config)
     for path in _missing_micro_batches(config):
         added.set(path, 1)
@@ -158,10 +158,13 @@ def _move_checkpoints(config: DictConfig, changes: _Changes) -> None:
         changes.set("trainer.default_local_dir", folder.rstrip("/") + _SUFFIX)
 
 
-def _replace_tokenizer(config: DictConfig, changes: _Changes) -> None:
-    """Take the stand-in tokenizer if the user's is not on this machine."""
-    path = _get(config, "actor_rollout_ref.model.path")
+def _replace_models(config: DictConfig, changes: _Changes) -> None:
+    """Take the stand-in tokenizer if the user's is not on this machine; weights are never loaded."""
     trust = bool(_get(config, "data.trust_remote_code"))
+    critic = "critic.model.path"  # only looked at by verl's validation, from 0.7 on
+    if _uses_critic(config) and not can_be_loaded(_get(config, critic), trust_remote_code=trust):
+        changes.set(critic, temporary_tokenizer())
+    path = _get(config, "actor_rollout_ref.model.path")
     if can_be_loaded(path, trust_remote_code=trust):
         return
     changes.set("actor_rollout_ref.model.path", temporary_tokenizer())
@@ -172,9 +175,16 @@ def _replace_tokenizer(config: DictConfig, changes: _Changes) -> None:
             changes.set(length, _number(config, length) * _BYTES_PER_TOKEN)
 
 
+def _uses_critic(config: DictConfig) -> bool:
+    enabled = _get(config, "critic.enable")
+    if enabled is None:
+        return bool(_get(config, "algorithm.adv_estimator") == "gae")
+    return bool(enabled)
+
+
 def _missing_micro_batches(config: DictConfig) -> list[str]:
     """The settings that verl's own validation refuses to do without."""
-    actor, critic = "actor_rollout_ref.actor", "critic"
+    actor = "actor_rollout_ref.actor"
     needed = []
     if not _get(config, f"{actor}.use_dynamic_bsz"):
         needed += [
@@ -183,11 +193,8 @@ def _missing_micro_batches(config: DictConfig) -> list[str]:
         ]
         if _get(config, f"{actor}.use_kl_loss") or _get(config, "algorithm.use_kl_in_reward"):
             needed.append("actor_rollout_ref.ref.log_prob_micro_batch_size")
-    use_critic = _get(config, "critic.enable")
-    if use_critic is None:
-        use_critic = _get(config, "algorithm.adv_estimator") == "gae"
-    if use_critic and not _get(config, f"{critic}.use_dynamic_bsz"):
-        needed.append(f"{critic}.ppo_micro_batch_size")
+    if _uses_critic(config) and not _get(config, "critic.use_dynamic_bsz"):
+        needed.append("critic.ppo_micro_batch_size")
     if _get(config, "reward_model.enable") and not _get(config, "reward_model.use_dynamic_bsz"):
         needed.append("reward_model.micro_batch_size")
     return [

@@ -1,8 +1,8 @@
 """Stands for the inference server: speaks OpenAI's protocol as vLLM does, and is no model.
 
 An answer is one of the words of the last user message, picked by a hash of the conversation and of
-how often it was asked before: repeated rollouts differ, so that GRPO has rewards to compare, and the
-same training gives the same answers. No tool is ever called, and no format is obeyed. Token ids
+how often it was asked before: repeated rollouts differ, so that GRPO has rewards to compare, and
+the same training gives the same answers. No tool is ever called, and no format is obeyed. Token ids
 stand where vLLM ≥ 0.10.2 (``return_token_ids``) and agentlightning's patched server put them.
 """
 
@@ -47,7 +47,10 @@ class StandInInferenceServer:
     def start(self) -> None:
         """Serve until the process ends or :meth:`stop` is called."""
         self._thread = threading.Thread(
-            target=self._http.serve_forever, daemon=True, name="stand-in-inference-server"
+            target=self._http.serve_forever,
+            kwargs={"poll_interval": 0.05},  # how soon stop() is noticed
+            daemon=True,
+            name="stand-in-inference-server",
         )
         self._thread.start()
 
@@ -187,9 +190,7 @@ def _text(message: dict[str, Any]) -> str:
     return "" if content is None else str(content)
 
 
-def _envelope(
-    prefix: str, kind: str, choices: list[dict[str, Any]], prompt_tokens: int
-) -> dict[str, Any]:
+def _envelope(prefix: str, kind: str, choices: list[dict[str, Any]], prompt_tokens: int) -> dict[str, Any]:
     given = sum(len(choice["token_ids"]) for choice in choices)
     return {
         "id": f"{prefix}-{uuid.uuid4().hex}",
@@ -213,9 +214,7 @@ def _chunks(response: dict[str, Any], include_usage: bool) -> Iterator[dict[str,
     for choice in response["choices"]:
         common = {"index": choice["index"], "logprobs": None}
         whole = {key: choice[key] for key in ("token_ids", "prompt_token_ids") if key in choice}
-        name, said, rest = (
-            ("delta", choice["message"], {}) if is_chat else ("text", choice["text"], "")
-        )
+        name, said, rest = ("delta", choice["message"], {}) if is_chat else ("text", choice["text"], "")
         first.append({**common, name: said, **whole, "finish_reason": None})
         end.append({**common, name: rest, "finish_reason": choice["finish_reason"]})
     prompt = {"prompt_token_ids": response["prompt_token_ids"]} if is_chat else {}

@@ -35,8 +35,8 @@ def fast_polling(daemon: Any, seconds: float = 0.05) -> Iterator[None]:
 
     The pause is a literal in upstream's method, so the name that it is reached by is replaced, in
     the modules that define the method for this daemon (a user's copy, perhaps), and put back
-    afterwards. Uses may nest or overlap. A daemon that reaches ``sleep`` in another way keeps its own
-    pause.
+    afterwards. Uses may nest or overlap. A daemon that reaches ``sleep`` in another way keeps its
+    own pause.
     """
     replaced = []
     with _replacing:

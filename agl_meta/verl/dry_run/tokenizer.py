@@ -34,9 +34,7 @@ def can_be_loaded(path: Any, *, trust_remote_code: bool = False) -> bool:
         folder = path
         if not os.path.isdir(path):
             folder = snapshot_download(path, local_files_only=True)
-        AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=trust_remote_code
-        )
+        AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
     except Exception:
         return False
     return True

@@ -40,7 +40,7 @@ def init_workers(trainer: Any) -> None:
 
 
 class StandInRolloutManager:
-    """Stands for verl's manager of inference servers; it has one :class:`StandInInferenceServer`."""
+    """Stands for verl's manager of inference servers; has one :class:`StandInInferenceServer`."""
 
     def __init__(self, server: StandInInferenceServer) -> None:
         self.server = server
@@ -109,9 +109,7 @@ class StandInWorkerGroup:
 
 def _per_token(batch: DataProto, **values: float) -> DataProto:
     shape = batch.batch["responses"].shape
-    return DataProto.from_dict(
-        tensors={name: torch.full(shape, value) for name, value in values.items()}
-    )
+    return DataProto.from_dict(tensors={name: torch.full(shape, value) for name, value in values.items()})
 
 
 def _metrics(worker: str, *names: str) -> DataProto:
