@@ -5,7 +5,6 @@ Everything that compares evaluations joins on them; upstream's ``data_id`` is a 
 
 from __future__ import annotations
 
-import collections
 import hashlib
 from collections.abc import Mapping
 from typing import Any
@@ -44,11 +43,10 @@ class SampleNamer:
 
     def __init__(self, field: str | None = None) -> None:
         self._field = field
-        self._seen: collections.Counter[str] = collections.Counter()
+        self._seen: dict[str, int] = {}
 
     def name(self, sample: Any) -> str:
         """The next sample's key. Raises :class:`KeyError` if the sample lacks the field."""
         key = content_key(sample) if self._field is None else str(sample[self._field])
-        self._seen[key] += 1
-        occurrence = self._seen[key]
+        occurrence = self._seen[key] = self._seen.get(key, 0) + 1
         return key if occurrence == 1 else f"{key}#{occurrence}"

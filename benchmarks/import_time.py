@@ -1,6 +1,6 @@
 """CPU time of ``import agl_meta`` over a bare interpreter, and what it loads.
 
-    python benchmarks/import_time.py
+python benchmarks/import_time.py
 """
 
 from __future__ import annotations
