@@ -19,6 +19,7 @@ from typing import Any
 
 from agl_meta.context import TrainingContext, current_training_context, enter, is_current, leave
 from agl_meta.errors import ConfigurationError
+from agl_meta.ports import check_store_port
 from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
 
 _SYNC_METHODS = ("rollout", "training_rollout", "validation_rollout")
@@ -60,6 +61,15 @@ class TrainingContextMixin:
             _wrap_method(cls, name)
         _wrap_announcement(cls)
         setattr(cls, _WRAPPED, True)
+
+    def set_trainer(self, trainer: Any) -> None:
+        """As upstream's, which ``Trainer.fit`` calls before anything else: the time to refuse a port.
+
+        Raises :class:`~agl_meta.errors.ConfigurationError` if the store's port is in use, where upstream
+        would only say that its server did not start.
+        """
+        check_store_port(trainer)
+        super().set_trainer(trainer)  # type: ignore[misc]
 
     @property
     def training_context(self) -> TrainingContext:

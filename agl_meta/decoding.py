@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 
-from agl_meta.encoding import TAG
+from agl_meta.encoding_objects import TAG
 
 
 class SavedObject(dict[str, Any]):

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from agl_meta.callbacks import Callback
 from agl_meta.errors import ConfigurationError
+from agl_meta.ports import check_v0_port
 from agl_meta.storage import prepare_root
 from agl_meta.verl.daemon import TrainingContextDaemon
-from agl_meta.verl.daemon_mixin import check_port
 from agl_meta.verl.settings import NODE, Settings
 from agl_meta.verl.trainer import TrainingContextTrainer
 from agl_meta.verl.trainer_mixin import check_daemon_class, check_trainer_class
@@ -81,7 +81,7 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Train as upstream does; called by ``agl.Trainer``."""
         if not self.has_store():
-            check_port(self.config.agentlightning.port)
+            check_v0_port(self.config.agentlightning.port)
         trainer_cls = self.trainer_cls
         # The one way to the actor for what the config can't hold: upstream only calls the class.
         self.trainer_cls = functools.partial(trainer_cls, callbacks=self.callbacks)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from agl_meta.errors import ConfigurationError
+from agl_meta.ports import check_v0_port
 from agl_meta.verl.passes import BatchStamp
 from agl_meta.verl.stamping import StampingServer, StampingStore
 
@@ -74,7 +74,7 @@ class TrainingContextDaemonMixin:
     def start(self) -> None:
         """Start upstream's servers. Raises :class:`ConfigurationError` if v0's port is in use."""
         if self.mode == "v0":
-            check_port(self.server_port)
+            check_v0_port(self.server_port)
         super().start()  # type: ignore[misc]
 
     def set_up_data_and_server(
@@ -117,18 +117,3 @@ class TrainingContextDaemonMixin:
 
 def _told_nothing(sample: Any, metadata: dict[str, Any]) -> None:
     raise ConfigurationError(_TOLD_NOTHING)
-
-
-def check_port(port: int) -> None:
-    """Raise :class:`ConfigurationError` if nothing can listen on ``port`` of this machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As uvicorn does: a port that only waits for its last connections to expire is free.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))
-        except OSError as error:
-            raise ConfigurationError(
-                f"Port {port} can't be used ({error.strerror}); agentlightning's v0 server needs it. "
-                "End the other program, often an earlier training, or set agentlightning.port in the "
-                "config to a free port."
-            ) from error

@@ -14,9 +14,9 @@ from typing import Any
 import hydra
 from agentlightning.verl.entrypoint import run_ppo
 
+from agl_meta.ports import check_v0_port
 from agl_meta.verl.algorithm import check_callbacks, settle_config
 from agl_meta.verl.daemon import TrainingContextDaemon
-from agl_meta.verl.daemon_mixin import check_port
 from agl_meta.verl.settings import NODE
 from agl_meta.verl.trainer import TrainingContextTrainer
 from agl_meta.verl.versions import check_versions
@@ -44,7 +44,7 @@ def _main(config: Any) -> None:
     paths = (config.get(NODE) or {}).get("callbacks") or ()
     callbacks = [hydra.utils.get_object(path)() for path in paths]
     check_callbacks(callbacks)
-    check_port(config.agentlightning.port)
+    check_v0_port(config.agentlightning.port)
     run_ppo(
         config,
         train_dataset=None,

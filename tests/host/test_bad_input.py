@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import agentlightning as agl
 import pytest
 from agentlightning.algorithm.verl import VERL as UpstreamVERL
 from agentlightning.verl.daemon import AgentModeDaemon
@@ -20,7 +21,7 @@ from agl_meta.verl.daemon_mixin import TrainingContextDaemonMixin
 from agl_meta.verl.passes import BatchStamp
 from agl_meta.verl.stamping import StampingStore
 from tests.host.test_numbers import UpstreamTrainer
-from tests.host.training import compose, fit, overrides
+from tests.host.training import SavingAgent, compose, fit, overrides
 
 
 class TestClasses:
@@ -156,6 +157,16 @@ class TestPort:
             algorithm = agl_meta.VERL(config)
             with pytest.raises(agl_meta.ConfigurationError, match=f"Port {port} can't be used"):
                 algorithm.run([], [])
+
+    def test_v1(self, tmp_path: Path) -> None:
+        """The store's port is checked by ``Trainer.fit`` before anything is started, and named."""
+        with socket.socket() as taken:
+            taken.bind(("0.0.0.0", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            trainer = agl.Trainer(algorithm=agl_meta.VERL(overrides(tmp_path)), n_runners=1, port=port)
+            with pytest.raises(agl_meta.ConfigurationError, match=f"Port {port} can't be used.*agl.Trainer"):
+                trainer.fit(SavingAgent(), [])
 
     def test_daemon(self) -> None:
         """The daemon checks it, too, where it runs: that may be another machine."""

@@ -14,7 +14,8 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from pydantic import v1 as pydantic_v1
 
 from agl_meta.decoding import SavedArray, SavedObject, decode
-from agl_meta.encoding import HEAD, MAX_ELEMENTS, encode
+from agl_meta.encoding import encode
+from agl_meta.encoding_kinds import HEAD, MAX_ELEMENTS
 
 
 def back(value: Any) -> Any:

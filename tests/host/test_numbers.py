@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -10,11 +11,17 @@ from typing import Any
 import orjson
 import pytest
 import torch
+from agentlightning.verl import daemon as upstream_daemon
+from agentlightning.verl import trainer as upstream_trainer
 from agentlightning.verl.daemon import AgentModeDaemon
 from agentlightning.verl.trainer import AgentLightningTrainer
 
 import agl_meta
-from agl_meta.verl import TrainingContextTrainer
+from agl_meta.verl import (
+    TrainingContextDaemonMixin,
+    TrainingContextTrainer,
+    TrainingContextTrainerMixin,
+)
 from agl_meta.verl.dry_run import fast_polling, init_workers
 from agl_meta.verl.positions import STATE_KEY
 from tests.host import training
@@ -229,6 +236,44 @@ def test_upstream_alone_resumes_our_checkpoint(whole: Path, mode: str, tmp_path:
         config=compose(tmp_path, None, val_before_train=False, test_freq=-1),
     )
     assert trainer.global_steps == LAST
+
+
+def copied_out(module: Any) -> Any:
+    """Upstream's module a second time, under another name: what a user has who copied the file."""
+    name = f"{module.__name__}_copied"
+    spec = importlib.util.spec_from_file_location(name, module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+def test_copied_out_classes(mode: str, tmp_path: Path) -> None:
+    """The mixins do the same for a daemon and a trainer that were copied out."""
+    copied_daemon = copied_out(upstream_daemon).AgentModeDaemon
+    copied_trainer = copied_out(upstream_trainer).AgentLightningTrainer
+    assert copied_daemon is not AgentModeDaemon
+
+    class MyDaemon(TrainingContextDaemonMixin, copied_daemon):  # type: ignore[misc, valid-type]
+        pass
+
+    class MyTrainer(TrainingContextTrainerMixin, copied_trainer):  # type: ignore[misc, valid-type]
+        pass
+
+    fit(
+        mode,
+        tmp_path,
+        tmp_path / "out",
+        trainer_cls=MyTrainer,
+        daemon_cls=MyDaemon,
+        trainer={"total_training_steps": 2, "save_freq": -1},
+    )
+    assert rows(tmp_path / "out") == [
+        *train_rows(1, 2),
+        val_row(0, "before_training"),
+        val_row(2, "final"),
+    ]
 
 
 class DynamicSamplingTrainer(TrainingContextTrainer):
