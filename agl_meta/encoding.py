@@ -16,8 +16,8 @@ mapping with that key is tagged too, so the two can't be mixed up (inspect_ai an
     {"$agl": "parts", "v": [root, …]}              deep nesting, cut into parts …
     {"$agl": "part", "v": 1}                       … and the place of one
 
-and so on: :mod:`agl_meta.encoding_kinds` writes them, :mod:`agl_meta.decoding` restores them. Encoding runs no
-code of the value's own: neither ``repr``, ``==``, properties nor iterators.
+and so on: :mod:`agl_meta.encoding_kinds` writes them, :mod:`agl_meta.decoding` restores them. Encoding runs
+no code of the value's own: neither ``repr``, ``==``, properties nor iterators.
 """
 
 from __future__ import annotations
