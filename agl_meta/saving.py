@@ -24,9 +24,9 @@ from agl_meta.storage import (
 logger = logging.getLogger(__name__)
 
 _NO_OUTPUT_DIR = (
-    "There is no output folder to save to: the training was started without output_dir and "
-    f"{OUTPUT_DIR_VARIABLE} is not set. Pass agl_meta.VERL(config, output_dir='runs/…'), or set the "
-    f"environment variable {OUTPUT_DIR_VARIABLE} where the runners run."
+    "There is no output folder to save to: the training was started without output_dir and without "
+    f"{OUTPUT_DIR_VARIABLE}. Pass agl_meta.VERL(config, output_dir='runs/…'), or set the environment "
+    f"variable {OUTPUT_DIR_VARIABLE} before the training is started."
 )
 
 
@@ -92,9 +92,9 @@ def _place(context: TrainingContext) -> tuple[str, tuple[str, ...]] | None:
             faults.record("saving a prediction of a rollout without stamps", _NO_OUTPUT_DIR)
             return None
         return _pinned_root(pinned), (UNSTAMPED,)
-    root = _pinned_root(pinned) if pinned else context.output_dir
-    if not root:
+    if not context.output_dir:
         raise OutputDirError(_NO_OUTPUT_DIR)
+    root = _pinned_root(pinned) if pinned else context.output_dir
     if context.pass_path is None:
         faults.record("saving a prediction", "the trainer could not create the folder of this pass")
         return None

@@ -101,6 +101,19 @@ def prepare_root(output_dir: str | os.PathLike[str]) -> str:
     return root
 
 
+def find_root(output_dir: str | None) -> tuple[str | None, str | None]:
+    """The output folder on this machine, checked and created, and the name that goes into stamps.
+
+    They differ where :data:`OUTPUT_DIR_VARIABLE` names the folder of this machine. Both are ``None`` where
+    nothing is to be saved. Raises :class:`OutputDirError`.
+    """
+    pinned = os.environ.get(OUTPUT_DIR_VARIABLE)
+    if not pinned and not output_dir:
+        return None, None
+    root = prepare_root(pinned or output_dir or "")
+    return root, os.path.abspath(os.path.expanduser(output_dir)) if pinned and output_dir else root
+
+
 def _nearest_existing(path: str) -> str:
     while not os.path.lexists(path):
         path = os.path.dirname(path)

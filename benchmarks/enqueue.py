@@ -71,7 +71,7 @@ def make_daemon(cls: Any, mode: str, store: Any) -> Any:
         pass
     daemon.start()
     if cls is TrainingContextDaemon:
-        run = Run(Settings(), ())
+        run = Run(Settings(), None, ())
         place = Position(global_step=1, epoch=0, batch_index=0, is_train=True, reason="train")
 
         def begin(data: Any, is_train: bool, repeats: int, mode: str) -> Any:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from agl_meta.callbacks import Callback
 from agl_meta.errors import ConfigurationError
 from agl_meta.ports import check_v0_port
-from agl_meta.storage import prepare_root
+from agl_meta.storage import find_root
 from agl_meta.verl.daemon import TrainingContextDaemon
 from agl_meta.verl.settings import NODE, Settings
 from agl_meta.verl.trainer import TrainingContextTrainer
@@ -31,7 +31,8 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         trainer_cls: a trainer with :class:`agl_meta.verl.TrainingContextTrainerMixin`.
         daemon_cls: a daemon with :class:`agl_meta.verl.TrainingContextDaemonMixin`.
         output_dir: folder for what rollouts save, on a file system that the runners share. A relative
-            path is taken from the current directory. ``None``: tasks are stamped, nothing is saved.
+            path is taken from the current directory. ``None``: what ``AGL_META_OUTPUT_DIR`` names, or else
+            tasks are stamped and nothing is saved.
         callbacks: called in the trainer's process, a Ray actor, while the training goes on.
         sample_key: a field of the samples that names them in every evaluation; ``None``: a hash of
             their content.
@@ -109,10 +110,10 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
 def settle_config(config: Any) -> None:
     """Check the ``agl_meta`` node of a whole config, make its paths absolute, prepare a dry run."""
     settings = Settings.from_config(config)
-    if settings.output_dir is not None:
+    _, output_dir = find_root(settings.output_dir)
+    if output_dir is not None:
         # The trainer runs in another process, whose current directory is another one.
-        root = prepare_root(settings.output_dir)
-        OmegaConf.update(config, f"{NODE}.output_dir", root, force_add=True)
+        OmegaConf.update(config, f"{NODE}.output_dir", output_dir, force_add=True)
     if settings.dry_run:
         from agl_meta.verl.dry_run import prepare_config
 

@@ -75,8 +75,10 @@ class BatchStamp:
 class Run:
     """One ``fit()``: its id, and the pass that is open in it."""
 
-    def __init__(self, settings: Settings, stand_ins: tuple[str, ...]) -> None:
+    def __init__(self, settings: Settings, root: str | None, stand_ins: tuple[str, ...]) -> None:
         self.settings = settings
+        self.root = root
+        """The output folder on this machine; ``None`` for a training that only stamps."""
         self.run_id = uuid.uuid4().hex
         self.open_pass: OpenPass | None = None
         self._stand_ins = stand_ins
@@ -85,9 +87,9 @@ class Run:
     @property
     def folder(self) -> Path | None:
         """Folder of the open pass."""
-        if self.open_pass is None or self.open_pass.pass_path is None:
+        if self.root is None or self.open_pass is None or self.open_pass.pass_path is None:
             return None
-        return Path(self.settings.output_dir or "", self.open_pass.pass_path)
+        return Path(self.root, self.open_pass.pass_path)
 
     def close_pass(self) -> None:
         """The next batch opens a pass of its own, also at the same step."""
@@ -115,8 +117,8 @@ class Run:
             path = self._create_pass(position, expected, mode)
             namer = SampleNamer(self.settings.sample_key)
             current = self.open_pass = OpenPass(position, path, namer)
-        elif current.pass_path is not None:
-            self._note_further_batch(current, position, expected)
+        elif self.folder is not None:
+            self._note_further_batch(self.folder / "batches", current, position, expected)
         current.batches += 1
         entry = {
             "schema": STAMP_SCHEMA,
@@ -128,8 +130,7 @@ class Run:
         return BatchStamp(position, entry, current.namer)
 
     def _create_pass(self, position: Position, expected: dict[str, int], mode: str) -> str | None:
-        root = self.settings.output_dir
-        if root is None:
+        if self.root is None:
             return None
         split = split_name(position.is_train)
         info = {
@@ -149,13 +150,14 @@ class Run:
             "versions": {"python": platform.python_version(), **installed_versions()},
         }
         try:
-            return create_pass(root, position.global_step, split, info)
+            return create_pass(self.root, position.global_step, split, info)
         except OSError as error:
             faults.record("creating the folder of a pass", error)
             return None
 
-    def _note_further_batch(self, current: OpenPass, position: Position, expected: dict[str, int]) -> None:
-        path = Path(self.settings.output_dir or "", current.pass_path or "", "batches")
+    def _note_further_batch(
+        self, path: Path, current: OpenPass, position: Position, expected: dict[str, int]
+    ) -> None:
         try:
             path.mkdir(exist_ok=True)
             content = orjson.dumps({"batch_index": position.batch_index, **expected})

@@ -12,7 +12,7 @@ from agl_meta.callbacks import Callback, CallbackList, FitEvent, PassEvent
 from agl_meta.context import split_name
 from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
-from agl_meta.storage import prepare_root
+from agl_meta.storage import find_root
 from agl_meta.verl.daemon_mixin import TrainingContextDaemonMixin
 from agl_meta.verl.passes import BatchStamp, Run, check_sample_key
 from agl_meta.verl.positions import CountingDataLoader, Position
@@ -47,8 +47,8 @@ class TrainingContextTrainerMixin:
         check_versions()
         super().__init__(*args, **kwargs)
         settings = Settings.from_config(self.config)
-        if settings.output_dir is not None:
-            settings = attrs.evolve(settings, output_dir=prepare_root(settings.output_dir))
+        self._agl_root, output_dir = find_root(settings.output_dir)
+        settings = attrs.evolve(settings, output_dir=output_dir)
         check_daemon_class(self.daemon_cls)
         self._agl_settings = settings
         self._agl_callbacks = CallbackList(callbacks)
@@ -97,10 +97,9 @@ class TrainingContextTrainerMixin:
         """Train as upstream does, as a new run."""
         run = self._agl_run = self._agl_new_run()
         self.train_dataloader.restart()
-        output_dir = run.settings.output_dir
         event = FitEvent(
             run_id=run.run_id,
-            output_dir=None if output_dir is None else Path(output_dir),
+            output_dir=None if self._agl_root is None else Path(self._agl_root),
             trainer=self,
         )
         self._agl_callbacks.call("on_fit_start", event)
@@ -143,7 +142,7 @@ class TrainingContextTrainerMixin:
             from agl_meta.verl.dry_run import STAND_INS
 
             stand_ins = STAND_INS
-        return Run(self._agl_settings, stand_ins)
+        return Run(self._agl_settings, self._agl_root, stand_ins)
 
     def _agl_begin_batch(
         self, data: Mapping[str, Any], is_train: bool, repeats: int, mode: str

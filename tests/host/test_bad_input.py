@@ -106,6 +106,16 @@ class TestOutputDir:
         algorithm = agl_meta.VERL(config, output_dir="runs/x")
         assert algorithm.config.agl_meta.output_dir == str(tmp_path / "runs" / "x")
 
+    def test_variable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The variable names the folder where the argument does not, and moves it where it does."""
+        monkeypatch.setenv("AGL_META_OUTPUT_DIR", str(tmp_path / "here"))
+        algorithm = agl_meta.VERL(overrides(tmp_path))
+        assert algorithm.config.agl_meta.output_dir == str(tmp_path / "here")
+        fit("v1", tmp_path, Path("/no-such-mount/x"), trainer={"total_training_steps": 1, "save_freq": -1})
+        found = list(agl_meta.read_predictions(tmp_path / "here"))
+        assert {p.context.global_step for p in found} == {0, 1}
+        assert agl_meta.read_pass(tmp_path / "here" / "global_step_1" / "train")["expected"]
+
     def test_unknown_setting(self, tmp_path: Path) -> None:
         """A misspelt setting is refused, not ignored."""
         config = {**overrides(tmp_path), "agl_meta": {"outputdir": "x"}}
