@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,12 @@ class UpstreamTrainer(AgentLightningTrainer):
 
 
 class UpstreamDaemon(AgentModeDaemon):
-    """Upstream's daemon without agl_meta; only its pause of 5 s is shortened."""
+    """Upstream's daemon without agl_meta; only its pause of 5 s is shortened, and its loop awaited."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        while self.mode == "v1" and self._internal_loop is None:
+            time.sleep(0.001)
 
     def run_until_all_finished(self, verbose: bool = True) -> None:
         with fast_polling(self):
