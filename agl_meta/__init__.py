@@ -6,8 +6,7 @@ of them; names that need them are loaded on first use.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agl_meta.agent import TrainingContextMixin
 from agl_meta.callbacks import Callback, FitEvent, PassEvent
@@ -23,6 +22,7 @@ from agl_meta.errors import (
     StampError,
     UnstampedRolloutWarning,
 )
+from agl_meta.lazy import loaded_on_use
 from agl_meta.reading import read_pass, read_predictions
 from agl_meta.records import Prediction
 from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
@@ -60,16 +60,9 @@ __all__ = [
 ]
 
 # Each of these imports agentlightning, and VERL also verl, torch and ray.
-_LOADED_ON_USE = {"VERL": "agl_meta.verl.algorithm", "TrainingContextHook": "agl_meta.hook"}
-
-
-def __getattr__(name: str) -> Any:
-    module = _LOADED_ON_USE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+__getattr__ = loaded_on_use(
+    __name__, {"VERL": "agl_meta.verl.algorithm", "TrainingContextHook": "agl_meta.hook"}
+)
 
 
 def __dir__() -> list[str]:

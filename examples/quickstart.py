@@ -11,8 +11,12 @@ Without ``dry_run=True``, and with your model in the config, the same script tra
 
 from __future__ import annotations
 
+import os
 import pathlib
 import time
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # no look-up on the network
+os.environ.setdefault("AGENTOPS_LOG_LEVEL", "CRITICAL")  # nor a line for each rollout
 
 import agentlightning as agl
 from openai import OpenAI

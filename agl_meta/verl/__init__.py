@@ -5,8 +5,9 @@ With the thin agent side this is the only part of agl_meta that imports agentlig
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agl_meta.lazy import loaded_on_use
 
 if TYPE_CHECKING:
     from agl_meta.verl.algorithm import VERL
@@ -23,19 +24,14 @@ __all__ = [
     "TrainingContextTrainerMixin",
 ]
 
-# Loaded on use: the mixins alone need neither torch nor verl to be imported.
-_MODULES = {
-    "VERL": "algorithm",
-    "TrainingContextDaemon": "daemon",
-    "TrainingContextDaemonMixin": "daemon_mixin",
-    "TrainingContextTrainer": "trainer",
-    "TrainingContextTrainerMixin": "trainer_mixin",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+# The mixins alone need neither torch nor verl to be imported.
+__getattr__ = loaded_on_use(
+    __name__,
+    {
+        "VERL": "agl_meta.verl.algorithm",
+        "TrainingContextDaemon": "agl_meta.verl.daemon",
+        "TrainingContextDaemonMixin": "agl_meta.verl.daemon_mixin",
+        "TrainingContextTrainer": "agl_meta.verl.trainer",
+        "TrainingContextTrainerMixin": "agl_meta.verl.trainer_mixin",
+    },
+)

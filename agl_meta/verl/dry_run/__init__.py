@@ -8,8 +8,9 @@ can be divided among the real number of GPUs, whether the agent copes with a rea
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from agl_meta.lazy import loaded_on_use
 
 if TYPE_CHECKING:
     from agl_meta.verl.dry_run.config import prepare_config
@@ -32,19 +33,14 @@ __all__ = [
     "restore_runner_polling",
 ]
 
-# Loaded on use: only init_workers needs torch and verl.
-_MODULES = {
-    "fast_polling": "polling",
-    "init_workers": "workers",
-    "make_runners_poll_fast": "polling",
-    "prepare_config": "config",
-    "restore_runner_polling": "polling",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+# Only init_workers needs torch and verl.
+__getattr__ = loaded_on_use(
+    __name__,
+    {
+        "fast_polling": "agl_meta.verl.dry_run.polling",
+        "init_workers": "agl_meta.verl.dry_run.workers",
+        "make_runners_poll_fast": "agl_meta.verl.dry_run.polling",
+        "prepare_config": "agl_meta.verl.dry_run.config",
+        "restore_runner_polling": "agl_meta.verl.dry_run.polling",
+    },
+)
