@@ -9,12 +9,21 @@ from typing import Any
 
 
 def loaded_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package, for a mapping from names to the modules that define them."""
+    """The ``__getattr__`` of a package, for a mapping from names to the modules that define them.
+
+    It raises :class:`ImportError` that says what to install where a name needs what is not there.
+    """
 
     def get_attribute(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(modules[name]), name)
+        try:
+            value = getattr(import_module(modules[name]), name)
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"{package}.{name} needs {error.name}, which is not installed. Install a set that works "
+                "together: pip install 'agl_meta[verl]'."
+            ) from error
         setattr(sys.modules[package], name, value)
         return value
 

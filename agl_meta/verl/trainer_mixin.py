@@ -86,7 +86,7 @@ class TrainingContextTrainerMixin:
 
     def init_workers(self) -> None:
         """Make the worker groups, or in a dry run the CPU stand-ins."""
-        if not Settings.from_config(self.config).dry_run:
+        if not self._agl_settings.dry_run:
             super().init_workers()  # type: ignore[misc]
             return
         from agl_meta.verl.dry_run import init_workers

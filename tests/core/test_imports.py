@@ -43,6 +43,23 @@ print(prediction.value["x"], prediction.context.global_step)
     assert run(code).split() == ["1", "2"]
 
 
+@pytest.mark.parametrize("name", ["VERL", "TrainingContextHook"])
+def test_name_that_needs_what_is_not_installed(name: str) -> None:
+    """The error says what is missing and how to install it."""
+    code = f"""
+import sys
+sys.modules["agentlightning"] = None
+import agl_meta
+try:
+    agl_meta.{name}
+except ImportError as error:
+    print(error)
+"""
+    said = run(code)
+    assert said.startswith(f"agl_meta.{name} needs agentlightning, which is not installed.")
+    assert "pip install 'agl_meta[verl]'" in said
+
+
 def test_public_names_exist() -> None:
     """Every name in ``__all__`` but those that need the host is there, and unknown ones are not."""
     import agl_meta
