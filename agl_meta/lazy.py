@@ -20,8 +20,9 @@ def loaded_on_use(package: str, modules: Mapping[str, str]) -> Callable[[str], A
         try:
             value = getattr(import_module(modules[name]), name)
         except ModuleNotFoundError as error:
+            missing = str(error.name).partition(".")[0]
             raise ImportError(
-                f"{package}.{name} needs {error.name}, which is not installed. Install a set that works "
+                f"{package}.{name} needs {missing}, which is not installed. Install a set that works "
                 "together: pip install 'agl_meta[verl]'."
             ) from error
         setattr(sys.modules[package], name, value)
