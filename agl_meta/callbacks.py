@@ -6,13 +6,14 @@ each, so that a new field breaks no signature).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from agl_meta.faults import faults
+from agl_meta.rows import Row
 
 
 @attrs.frozen(kw_only=True)
@@ -46,6 +47,12 @@ class PassEvent:
     for a training that only stamps."""
     metrics: Mapping[str, Any]
     """What upstream returned for the pass; empty when it starts."""
+    rows: Sequence[Row] = attrs.field(default=())
+    """One row a rollout, sorted by sample and repeat, read from disk as they are asked for. Of a training
+    step only with ``record_train=True``; empty when a pass starts. After an evaluation that has no folder
+    they can be read until ``on_validation_end`` returns."""
+    summary: Mapping[str, Any] | None = attrs.field(default=None, repr=False)
+    """What ``summary.json`` holds: counts, verdict, metrics; of an evaluation that ended."""
     trainer: Any = attrs.field(repr=False)
     """The trainer."""
 
@@ -80,6 +87,9 @@ class CallbackList:
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
+
+    def __len__(self) -> int:
+        return len(self._callbacks)
 
     def call(self, hook: str, event: FitEvent | PassEvent) -> list[tuple[Callback, Any]]:
         """Call one hook of all; returns what the ones that did not fail returned."""

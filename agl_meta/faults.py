@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 
 logger = logging.getLogger("agl_meta")
 
@@ -32,6 +34,14 @@ class FaultCounter:
             first = self._counts[key] == 1
         if first:
             logger.error("%s failed, training goes on: %s (further cases are counted)", doing, text)
+
+    @contextlib.contextmanager
+    def guard(self, doing: str) -> Iterator[None]:
+        """Run a block of ours whose failure must not stop the training."""
+        try:
+            yield
+        except Exception as error:
+            self.record(doing, error)
 
     def counts(self) -> dict[str, int]:
         """How often each fault happened in this process, by activity and cause."""

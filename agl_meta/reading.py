@@ -95,11 +95,6 @@ def _read_shards(shards: Path, strict: bool) -> Iterator[Prediction]:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    if not line.endswith(b"\n"):
-                        raise RecordError(
-                            f"{path}, line {number}: the record was cut short after {len(line)} bytes, "
-                            "or is being written."
-                        )
                     prediction = parse_prediction(line, path, number)
                 except RecordError as error:
                     if strict:

@@ -28,10 +28,12 @@ RECORD_SCHEMA = 1
 """Version of the record. A reader refuses any other by name."""
 
 PREDICTION = "prediction"
+OUTCOME = "outcome"
+"""Kind of the record that an attempt of a recorded pass leaves at its end: how it went, from its own side."""
 
-_CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name != "output_dir")
+CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name != "output_dir")
 # What decoding and checking raise for a record that somebody has damaged, or nested without end.
-_DAMAGE = (
+DAMAGE = (
     KeyError,
     TypeError,
     ValueError,
@@ -41,7 +43,7 @@ _DAMAGE = (
     OSError,
     RecursionError,
 )
-_context_values = operator.attrgetter(*_CONTEXT_FIELDS)
+context_values = operator.attrgetter(*CONTEXT_FIELDS)
 _sequence = itertools.count()
 
 
@@ -65,30 +67,36 @@ class Prediction:
     """1-based line in that file."""
 
 
-def prediction_line(context: TrainingContext, name: str, value: object) -> bytes:
+def prediction_line(context: TrainingContext, name: str, value: object, kind: str = PREDICTION) -> bytes:
     """One line, with its newline, that holds ``value`` as it is now."""
     record = {
         "schema": RECORD_SCHEMA,
-        "kind": PREDICTION,
-        **dict(zip(_CONTEXT_FIELDS, _context_values(context), strict=True)),
+        "kind": kind,
+        **dict(zip(CONTEXT_FIELDS, context_values(context), strict=True)),
         "split": context.split,
         "name": name,
         "sequence": next(_sequence),
         "saved_at": time.time(),
     }
+    return b'%b,"value":%b}\n' % (plain_object(record)[:-1], encode(value))
+
+
+def plain_object(fields: dict[str, Any]) -> bytes:
+    """A JSON object of values that are plain, save for ids and names, which come from elsewhere."""
     try:
-        head = orjson.dumps(record)
-    except TypeError:  # ids and names come from elsewhere: they may hold what JSON can't
-        head = encode(record)
-    return b'%b,"value":%b}\n' % (head[:-1], encode(value))
+        return orjson.dumps(fields)
+    except TypeError:
+        return encode(fields)
 
 
-def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
-    """Read one line back; ``None`` for a record of a kind that this version does not know.
+def parse_head(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """A record as a JSON document whose names and ids are checked; its value is not decoded.
 
     Raises :class:`RecordError` that names ``path`` and ``number`` for anything else than a record.
     """
     where = f"{path}, line {number}"
+    if not line.endswith(b"\n"):
+        raise RecordError(f"{where}: the record was cut short after {len(line)} bytes, or is being written.")
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -100,34 +108,58 @@ def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
             f"{where}: found schema {record['schema']!r:.80}; this agl_meta reads schema "
             f"{RECORD_SCHEMA}. Read it with the version that wrote it."
         )
-    if record.get("kind") != PREDICTION:
-        return None
     try:
-        record = decode(record)
-        return Prediction(
-            value=record["value"],
-            name=_of_type(record, "name", str),
-            context=_context(record),
-            sequence=_of_type(record, "sequence", int),
-            saved_at=datetime.datetime.fromtimestamp(
-                _of_type(record, "saved_at", float), datetime.timezone.utc
-            ),
-            path=path,
-            line=number,
-        )
-    except _DAMAGE as error:
+        value = record.pop("value")
+        head = decode(record)
+        for name, expected in _HEAD_TYPES.items():
+            _of_type(head, name, expected)
+        return {**head, "value": value}
+    except DAMAGE as error:
         raise RecordError(f"{where}: a record with damaged content ({error!r}).") from error
 
 
-def _context(record: Mapping[str, Any]) -> TrainingContext:
-    context = TrainingContext(**{field: record[field] for field in _CONTEXT_FIELDS})
+_HEAD_TYPES: dict[str, Any] = {
+    "kind": str,
+    "name": str,
+    "sequence": int,
+    "rollout_id": (str, type(None)),
+    "attempt_id": (str, type(None)),
+    "attempt_number": (int, type(None)),
+    "saved_at": float,
+}
+
+
+def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
+    """Read one line back; ``None`` for a record of another kind.
+
+    Raises :class:`RecordError` that names ``path`` and ``number`` for anything else than a record.
+    """
+    head = parse_head(line, path, number)
+    if head["kind"] != PREDICTION:
+        return None
+    try:
+        return Prediction(
+            value=decode(head["value"]),
+            name=head["name"],
+            context=context_in(head),
+            sequence=head["sequence"],
+            saved_at=datetime.datetime.fromtimestamp(head["saved_at"], datetime.timezone.utc),
+            path=path,
+            line=number,
+        )
+    except DAMAGE as error:
+        raise RecordError(f"{path}, line {number}: a record with damaged content ({error!r}).") from error
+
+
+def context_in(record: Mapping[str, Any]) -> TrainingContext:
+    """The context in a decoded record. Raises :class:`KeyError` and :class:`ValueError`."""
+    context = TrainingContext(**{field: record[field] for field in CONTEXT_FIELDS})
     if context.is_stamped and record["split"] != split_name(bool(context.is_train)):
         raise ValueError(f"split {record['split']!r} and is_train {context.is_train!r} differ")
     return context
 
 
-def _of_type(record: Mapping[str, Any], key: str, expected: type) -> Any:
+def _of_type(record: Mapping[str, Any], key: str, expected: Any) -> None:
     value = record[key]
     if not isinstance(value, expected):
         raise TypeError(f"{key} is {value!r:.80}")
-    return value

@@ -18,7 +18,7 @@ from agl_meta.storage import (
     UNSTAMPED,
     open_folder,
     pass_parts,
-    safe_name,
+    rollout_folder,
 )
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,7 @@ def current_rollout_dir() -> Path:
     behind a dot. Raises as :func:`save_prediction` does, and :class:`OSError`.
     """
     context = current_training_context()
-    name = safe_name(context.rollout_id or "rollout")
-    if context.attempt_number is not None and context.attempt_number > 1:
-        name = f"{name}.{context.attempt_number}"
+    name = rollout_folder(context.rollout_id or "rollout", context.attempt_number)
     return _make_folder(context, (FILES, name))
 
 

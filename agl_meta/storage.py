@@ -6,6 +6,9 @@ Layout (the folder name ``global_step_N`` is verl's own, from its checkpoints)::
         pass.json                         written first, by the trainer side
         shards/<host>.<pid>.<random>.jsonl     one line a record, one writer a file
         files/<rollout>/                  what a rollout wrote itself
+        predictions.jsonl                 assembled at the end, one row a rollout
+        summary.json                      written last: counts, metrics, verdict
+        late.jsonl                        rows of rollouts that finished after that
 
 Only the trainer side creates pass folders, exclusively, so that nothing is ever overwritten.
 """
@@ -35,6 +38,9 @@ PASS_FILE = "pass.json"
 PASS_SCHEMA = 1
 SHARDS = "shards"
 FILES = "files"
+PREDICTIONS_FILE = "predictions.jsonl"
+SUMMARY_FILE = "summary.json"
+LATE_FILE = "late.jsonl"
 UNSTAMPED = "unstamped"
 """Folder for what rollouts without stamps save, when the environment variable names a root."""
 
@@ -163,18 +169,28 @@ def publish(path: str, content: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        try:
-            os.link(temporary, path)
-        except OSError as error:
-            if error.errno not in _NO_HARD_LINKS:
-                raise
-            # There the exclusively created folder keeps others away; the name must appear at once.
-            if os.path.lexists(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
-            os.rename(temporary, path)
+        publish_file(temporary, path)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+
+
+def publish_file(temporary: str, path: str) -> None:
+    """Give a whole file its name, which must be free; the temporary name is gone afterwards.
+
+    Raises :class:`FileExistsError` and other :class:`OSError`.
+    """
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        # There the exclusively created folder keeps others away; the name must appear at once.
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+        os.rename(temporary, path)
+    else:
+        os.unlink(temporary)
 
 
 def write_all(descriptor: int, content: bytes) -> None:
@@ -246,6 +262,12 @@ def safe_name(name: str) -> str:
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=10).hexdigest()
     # "=" never stands in a plain name, so the two kinds can't meet.
     return f"{readable}={digest}"
+
+
+def rollout_folder(rollout_id: str, attempt_number: int | None) -> str:
+    """Name of an attempt's own folder in :data:`FILES`; further attempts have their number behind a dot."""
+    name = safe_name(rollout_id)
+    return name if attempt_number is None or attempt_number <= 1 else f"{name}.{attempt_number}"
 
 
 # ----------------------------------------------------------------------------------- reader's side

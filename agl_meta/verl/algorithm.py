@@ -36,6 +36,9 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         callbacks: called in the trainer's process, a Ray actor, while the training goes on.
         sample_key: a field of the samples that names them in every evaluation; ``None``: a hash of
             their content.
+        record_train: assemble ``predictions.jsonl`` and ``summary.json`` of training passes, too, and not
+            only of evaluations.
+        keep_special_tokens: show the tokenizer's special tokens in the text of turns.
         dry_run: run this very script without GPUs: all is real but the worker group and the inference
             server, which are CPU stand-ins and say so in the log and in ``pass.json``. Needs no
             download; checkpoints go to ``trainer.default_local_dir`` with ``-dry-run`` behind it.
@@ -55,6 +58,8 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         output_dir: str | os.PathLike[str] | None = None,
         callbacks: Sequence[Callback] = (),
         sample_key: str | None = None,
+        record_train: bool = False,
+        keep_special_tokens: bool = False,
         dry_run: bool = False,
     ) -> None:
         check_versions()
@@ -68,6 +73,8 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         given = {
             "output_dir": None if output_dir is None else os.fspath(output_dir),
             "sample_key": sample_key,
+            "record_train": record_train or None,
+            "keep_special_tokens": keep_special_tokens or None,
             "dry_run": dry_run or None,
         }
         for name, value in given.items():

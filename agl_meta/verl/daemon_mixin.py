@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agl_meta.errors import ConfigurationError
+from agl_meta.faults import faults
 from agl_meta.ports import check_v0_port
-from agl_meta.verl.passes import BatchStamp
+from agl_meta.verl.passes import Batch
 from agl_meta.verl.stamping import StampingServer, StampingStore
 
-BatchSource = Callable[["Mapping[str, Any]", bool, int, str], BatchStamp]
+BatchSource = Callable[["Mapping[str, Any]", bool, int, Any], Batch]
 """What a trainer gives its daemon: from a batch's columns, ``is_train``, the repeats of a sample and
-the daemon's mode to the stamp of the batch."""
+the daemon to what stamps the batch and sees what comes of it."""
 
 _TOLD_NOTHING = (
     "This daemon was told no position in training, because its trainer does not know agl_meta: the "
@@ -37,6 +38,7 @@ class TrainingContextDaemonMixin:
 
     _agl_batch_source: BatchSource | None = None
     _agl_poll_seconds: float | None = None
+    _agl_batch: Batch | None = None
 
     mode: str
     server: Any
@@ -48,9 +50,9 @@ class TrainingContextDaemonMixin:
         super().__init__(*args, **kwargs)
         self._agl_queue: StampingServer | StampingStore
         if self.mode == "v0":
-            self._agl_queue = self.server = StampingServer(self.server, _told_nothing)
+            self._agl_queue = self.server = StampingServer(self.server, _NoBatch())
         else:
-            self._agl_queue = self.store = StampingStore(self.store, _told_nothing)
+            self._agl_queue = self.store = StampingStore(self.store, _NoBatch())
             self._agl_wait_for_loop()
 
     def _agl_wait_for_loop(self) -> None:
@@ -89,8 +91,8 @@ class TrainingContextDaemonMixin:
         if self._agl_batch_source is None:
             raise ConfigurationError(_TOLD_NOTHING)
         repeats = self.train_rollout_n if is_train else 1
-        batch = self._agl_batch_source(data, is_train, repeats, self.mode)
-        self._agl_queue.stamp = batch.stamp
+        batch = self._agl_batch_source(data, is_train, repeats, self)
+        self._agl_queue.batch = self._agl_batch = batch
         result = super().set_up_data_and_server(  # type: ignore[misc]
             data, server_addresses, is_train, *args, **kwargs
         )
@@ -107,6 +109,32 @@ class TrainingContextDaemonMixin:
         with self._agl_polling():
             return super().run_until_all_finished(*args, **kwargs)  # type: ignore[misc]
 
+    def get_test_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's; the rows of the validation are written first."""
+        return self._agl_evaluate(super().get_test_metrics, lambda metrics: metrics, args, kwargs)  # type: ignore[misc]
+
+    def get_train_data_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's; the rows of the training batch are written first, if they are wanted."""
+        return self._agl_evaluate(
+            super().get_train_data_batch,  # type: ignore[misc]
+            lambda result: result[1],
+            args,
+            kwargs,
+        )
+
+    def _agl_evaluate(
+        self, evaluate: Callable[..., Any], metrics_of: Callable[[Any], Any], args: Any, kwargs: Any
+    ) -> Any:
+        batch = self._agl_batch
+        if batch is None:
+            return evaluate(*args, **kwargs)
+        # Before: upstream raises for a training batch in which nothing was traced.
+        batch.record(self)
+        result = evaluate(*args, **kwargs)
+        with faults.guard("checking the metrics of a pass"):
+            batch.check(metrics_of(result))
+        return result
+
     def _agl_polling(self) -> contextlib.AbstractContextManager[Any]:
         if self._agl_poll_seconds is None:
             return contextlib.nullcontext()
@@ -115,5 +143,16 @@ class TrainingContextDaemonMixin:
         return fast_polling(self, self._agl_poll_seconds)
 
 
-def _told_nothing(sample: Any, metadata: dict[str, Any]) -> None:
-    raise ConfigurationError(_TOLD_NOTHING)
+class _NoBatch:
+    """Stands in the queue until the first batch: what is enqueued then would carry no stamp."""
+
+    def stamp(self, sample: Any, metadata: dict[str, Any]) -> None:
+        raise ConfigurationError(_TOLD_NOTHING)
+
+    def queued(self, rollout_id: str, metadata: Mapping[str, Any]) -> None: ...
+
+    def posted(self, rollouts: Sequence[Any]) -> None: ...
+
+    def finished(self, rollouts: Sequence[Any]) -> None: ...
+
+    def spans_read(self, rollout_id: str, spans: Sequence[Any]) -> None: ...

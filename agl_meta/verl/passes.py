@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,13 @@ import orjson
 from agl_meta.context import STAMP_KEY, STAMP_SCHEMA, split_name
 from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
+from agl_meta.recorder import PassRecorder, Queued
+from agl_meta.rows import Rows
 from agl_meta.sample_keys import SampleNamer
 from agl_meta.storage import create_pass, publish
+from agl_meta.verl.late import LateResults
 from agl_meta.verl.positions import Position
+from agl_meta.verl.results import Seen, collect_results
 from agl_meta.verl.settings import Settings
 from agl_meta.verl.versions import installed_versions
 
@@ -33,13 +37,27 @@ class OpenPass:
     pass_path: str | None
     """Its folder below the root; ``None`` if nothing is saved or it could not be made."""
     namer: SampleNamer
+    recorder: PassRecorder | None
+    """What writes its rows; ``None`` if they are not wanted."""
     batches: int = 0
+    expected: int = 0
+    """Rollouts that its batches were to have."""
+    batch: Batch | None = None
+    """The batch whose rollouts are waited for."""
+    rows: Rows = attrs.field(factory=Rows)
+    """Those of the batch that was recorded last."""
+    metrics: Mapping[str, Any] | None = None
+    """What upstream logs of it, once it does."""
+    summary: Mapping[str, Any] | None = None
+    """What was published of it."""
 
 
-class BatchStamp:
-    """Stamps the tasks of one batch."""
+class Batch:
+    """One batch: stamps its tasks, and sees what comes of them."""
 
-    def __init__(self, position: Position, entry: Mapping[str, Any], namer: SampleNamer) -> None:
+    def __init__(self, run: Run, open_pass: OpenPass, position: Position, entry: Mapping[str, Any]) -> None:
+        self._run = run
+        self._open_pass = open_pass
         self._flat = {
             "epoch": position.epoch,
             "global_step": position.global_step,
@@ -47,10 +65,15 @@ class BatchStamp:
             "is_train": position.is_train,
         }
         self._entry = dict(entry)
-        self._namer = namer
         self._samples: dict[Any, dict[str, Any]] = {}
+        self._inputs: dict[Any, Any] = {}
+        self._queued: dict[str, Mapping[str, Any]] = {}
+        self._seen = Seen()
+        self._is_recorded = open_pass.recorder is not None
         self.tasks = 0
         """How many tasks were stamped."""
+
+    # What the queue calls: see agl_meta.verl.stamping.Batch.
 
     def stamp(self, sample: Any, metadata: dict[str, Any]) -> None:
         """Add the stamp to a task's metadata; repeats of a sample are known by its ``data_id``."""
@@ -61,27 +84,100 @@ class BatchStamp:
             entry = {
                 **self._entry,
                 "sample_index": len(self._samples),
-                "sample_key": self._namer.name(sample),
+                "sample_key": self._open_pass.namer.name(sample),
                 "repeat_index": 0,
             }
             # A copied-out daemon may name no sample; then each task is one of its own.
             self._samples[self.tasks if data_id is None else data_id] = entry
+            if self._is_recorded:
+                self._inputs[entry["sample_index"]] = sample
         else:
             entry = self._samples[data_id] = {**entry, "repeat_index": entry["repeat_index"] + 1}
         metadata.update(self._flat)
         metadata[STAMP_KEY] = entry
 
+    def queued(self, rollout_id: str, metadata: Mapping[str, Any]) -> None:
+        """A task was enqueued under this id."""
+        if self._is_recorded:
+            self._queued[rollout_id] = metadata
+
+    def posted(self, rollouts: Sequence[Any]) -> None:
+        """v0: what runners posted is given to the daemon."""
+        for rollout in rollouts if self._is_recorded else ():
+            if rollout.rollout_id not in self._queued:
+                self._run.late.posted(rollout)
+            elif rollout.rollout_id in self._seen.taken:
+                self._seen.again.append(rollout)
+            else:
+                self._seen.taken.add(rollout.rollout_id)
+
+    def finished(self, rollouts: Sequence[Any]) -> None:
+        """v1: the daemon is told of finished rollouts."""
+        if self._is_recorded:
+            self._seen.note_finished(rollouts)
+
+    def spans_read(self, rollout_id: str, spans: Sequence[Any]) -> None:
+        """v1: the daemon read the spans of a rollout."""
+        if self._is_recorded:
+            self._seen.note_spans(rollout_id, spans)
+
+    # What the daemon calls.
+
+    def record(self, daemon: Any) -> None:
+        """Write the rows of what the daemon holds, before it is cleared."""
+        self._open_pass.batch = None
+        recorder = self._open_pass.recorder
+        if recorder is None:
+            return
+        try:
+            results = collect_results(daemon, self._seen, self._run.settings.keep_special_tokens)
+            queued = [
+                Queued(
+                    rollout_id=rollout_id,
+                    metadata=metadata,
+                    input=self._inputs.get(metadata[STAMP_KEY]["sample_index"]),
+                )
+                for rollout_id, metadata in self._queued.items()
+            ]
+            self._open_pass.rows = recorder.add(queued, results)
+            self._run.late.watch(self._open_pass.pass_path, self._queued, results)
+        except Exception as error:
+            faults.record("writing the rows of a pass", error)
+            recorder.fail(error)
+        self._inputs = {}
+
+    def check(self, metrics: Mapping[str, Any]) -> None:
+        """Compare the rows with what upstream computed."""
+        if self._open_pass.recorder is not None:
+            self._open_pass.recorder.check(metrics)
+
 
 class Run:
-    """One ``fit()``: its id, and the pass that is open in it."""
+    """One ``fit()``: its id, and the pass that is open in it.
 
-    def __init__(self, settings: Settings, root: str | None, stand_ins: tuple[str, ...]) -> None:
+    Args:
+        settings: the training's.
+        root: the output folder on this machine; ``None`` for a training that only stamps.
+        stand_ins: names of the CPU stand-ins of a dry run.
+        wants_rows: by ``is_train``, whether somebody takes rows though there is no output folder.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        root: str | None,
+        stand_ins: tuple[str, ...],
+        wants_rows: Callable[[bool], bool],
+    ) -> None:
         self.settings = settings
         self.root = root
         """The output folder on this machine; ``None`` for a training that only stamps."""
         self.run_id = uuid.uuid4().hex
         self.open_pass: OpenPass | None = None
+        self.late = LateResults(root, settings.keep_special_tokens)
+        """What finishes after its pass was assembled."""
         self._stand_ins = stand_ins
+        self._wants_rows = wants_rows
         self._started_at = _now()
 
     @property
@@ -91,18 +187,47 @@ class Run:
             return None
         return Path(self.root, self.open_pass.pass_path)
 
-    def close_pass(self) -> None:
-        """The next batch opens a pass of its own, also at the same step."""
-        self.open_pass = None
+    def assemble(self, daemon: Any) -> Rows:
+        """Publish the open pass, and what came late of former ones; gives its rows.
 
-    def begin_batch(self, position: Position, samples: int, repeats: int, mode: str) -> BatchStamp:
+        ``open_pass.summary`` holds its summary afterwards, unless that failed.
+        """
+        current = self.open_pass
+        if current is None or current.recorder is None:
+            return Rows()
+        if current.batch is not None:  # the wait for it, or what upstream makes of it, was broken off
+            current.batch.record(daemon)
+        if current.summary is None:
+            with faults.guard("assembling a pass"):
+                current.summary = current.recorder.close(current.expected, current.metrics)
+        self.late.flush(daemon)
+        return current.recorder.rows()
+
+    def batch_rows(self) -> Rows:
+        """The rows of the batch that was recorded last in the open pass."""
+        return Rows() if self.open_pass is None else self.open_pass.rows
+
+    def close_pass(self, daemon: Any) -> None:
+        """Assemble the open pass; the next batch opens one of its own, also at the same step."""
+        self.assemble(daemon)
+        current, self.open_pass = self.open_pass, None
+        if current is not None and current.recorder is not None:
+            with faults.guard("closing a pass"):
+                current.recorder.discard()
+
+    def finish(self, daemon: Any) -> None:
+        """File what has come late; afterwards nobody looks any more."""
+        if daemon is not None:
+            self.late.finish(daemon)
+
+    def begin_batch(self, position: Position, samples: int, repeats: int, daemon: Any) -> Batch:
         """Open a pass for the batch, unless it belongs to the open one.
 
         Args:
             position: where the trainer stands.
             samples: number of samples in the batch.
             repeats: rollouts of each sample.
-            mode: the daemon's, ``"v0"`` or ``"v1"``.
+            daemon: the one that enqueues it.
 
         A folder that can't be made does not stop the training: the tasks are stamped without one, and
         what their rollouts save is counted as lost.
@@ -114,12 +239,14 @@ class Run:
         }
         current = self.open_pass
         if current is None or not _same_pass(current.position, position):
-            path = self._create_pass(position, expected, mode)
+            self.close_pass(daemon)
+            path = self._create_pass(position, expected, daemon.mode)
             namer = SampleNamer(self.settings.sample_key)
-            current = self.open_pass = OpenPass(position, path, namer)
+            current = self.open_pass = OpenPass(position, path, namer, self._new_recorder(position, path))
         elif self.folder is not None:
             self._note_further_batch(self.folder / "batches", current, position, expected)
         current.batches += 1
+        current.expected += samples * repeats
         entry = {
             "schema": STAMP_SCHEMA,
             "reason": position.reason,
@@ -127,7 +254,25 @@ class Run:
             "output_dir": self.settings.output_dir,
             "pass_path": current.pass_path,
         }
-        return BatchStamp(position, entry, current.namer)
+        current.batch = Batch(self, current, position, entry)
+        return current.batch
+
+    def _new_recorder(self, position: Position, path: str | None) -> PassRecorder | None:
+        is_published = path is not None and (self.settings.record_train or not position.is_train)
+        if not is_published and not self._wants_rows(position.is_train):
+            return None
+        about = {
+            "pass": path,
+            "run_id": self.run_id,
+            "global_step": position.global_step,
+            "epoch": position.epoch,
+            "split": split_name(position.is_train),
+            "reason": position.reason,
+        }
+        with faults.guard("opening the rows of a pass"):
+            folder = None if path is None or self.root is None else Path(self.root, path)
+            return PassRecorder(folder, about, is_published=is_published)
+        return None
 
     def _create_pass(self, position: Position, expected: dict[str, int], mode: str) -> str | None:
         if self.root is None:

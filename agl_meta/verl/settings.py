@@ -19,6 +19,10 @@ class Settings:
     """Absolute path of the output folder; ``None`` to stamp only."""
     sample_key: str | None = None
     """Field of the samples that names them; ``None`` for a hash of their content."""
+    record_train: bool = False
+    """Whether training passes are assembled, too, and not only evaluations."""
+    keep_special_tokens: bool = False
+    """Whether the text of turns shows the tokenizer's special tokens."""
     dry_run: bool = False
     """Whether the worker group and the inference server are CPU stand-ins."""
 

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
-Stamp = Callable[[Any, "dict[str, Any]"], None]
-"""Adds to the metadata of a task, given its input."""
+
+class Batch(Protocol):
+    """What a queue tells of the batch that goes through it."""
+
+    def stamp(self, sample: Any, metadata: dict[str, Any]) -> None:
+        """Add to the metadata of a task, given its input."""
+
+    def queued(self, rollout_id: str, metadata: Mapping[str, Any]) -> None:
+        """A task was enqueued under this id."""
+
+    def posted(self, rollouts: Sequence[Any]) -> None:
+        """v0: what runners posted is given to the daemon."""
+
+    def finished(self, rollouts: Sequence[Any]) -> None:
+        """v1: the daemon is told of finished rollouts."""
+
+    def spans_read(self, rollout_id: str, spans: Sequence[Any]) -> None:
+        """v1: the daemon read the spans of a rollout."""
 
 
 class _Queue:
-    """Passes everything but the enqueueing methods through to what it stands for."""
+    """Passes everything but the methods below through to what it stands for."""
 
-    def __init__(self, behind: Any, stamp: Stamp) -> None:
+    def __init__(self, behind: Any, batch: Batch) -> None:
         self._behind = behind
-        self.stamp = stamp
-        """What stamps the tasks; another one for each batch."""
+        self.batch = batch
+        """The batch that goes through; another one after each enqueueing."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_behind" or name.startswith("__"):  # not there yet while being unpickled
@@ -24,32 +40,41 @@ class _Queue:
 
     def _stamped(self, sample: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         mine = dict(metadata or {})
-        self.stamp(sample, mine)
+        self.batch.stamp(sample, mine)
         return mine
 
 
 class StampingServer(_Queue):
     """Stands for the ``AgentLightningServer`` of a v0 daemon."""
 
-    def queue_task(
+    async def queue_task(
         self,
         sample: Any,
         mode: Any = None,
         resources_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Any:
-        """As upstream's coroutine; the task carries the stamp."""
-        return self._behind.queue_task(
-            sample, mode=mode, resources_id=resources_id, metadata=self._stamped(sample, metadata)
+        """As upstream's; the task carries the stamp."""
+        stamped = self._stamped(sample, metadata)
+        rollout_id = await self._behind.queue_task(
+            sample, mode=mode, resources_id=resources_id, metadata=stamped
         )
+        self.batch.queued(rollout_id, stamped)
+        return rollout_id
+
+    async def retrieve_completed_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's; the batch sees what comes."""
+        rollouts = await self._behind.retrieve_completed_rollouts(*args, **kwargs)
+        self.batch.posted(rollouts)
+        return rollouts
 
 
 class StampingStore(_Queue):
     """Stands for the ``LightningStore`` of a v1 daemon."""
 
-    def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Any:
-        """As upstream's coroutine; the requests carry the stamp."""
-        stamp = self.stamp
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Any:
+        """As upstream's; the requests carry the stamp."""
+        stamp = self.batch.stamp
         for request in rollouts:
             metadata = request.metadata
             if metadata is None:
@@ -57,9 +82,12 @@ class StampingStore(_Queue):
             else:
                 # The request's own: pydantic has copied what the daemon gave.
                 stamp(request.input, metadata)
-        return self._behind.enqueue_many_rollouts(rollouts)
+        queued = await self._behind.enqueue_many_rollouts(rollouts)
+        for rollout in queued:
+            self.batch.queued(rollout.rollout_id, rollout.metadata)
+        return queued
 
-    def enqueue_rollout(
+    async def enqueue_rollout(
         self,
         input: Any,
         mode: Any = None,
@@ -67,11 +95,22 @@ class StampingStore(_Queue):
         config: Any = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Any:
-        """As upstream's coroutine, for a copied-out daemon that enqueues task by task."""
-        return self._behind.enqueue_rollout(
-            input,
-            mode=mode,
-            resources_id=resources_id,
-            config=config,
-            metadata=self._stamped(input, metadata),
+        """As upstream's, for a copied-out daemon that enqueues task by task."""
+        stamped = self._stamped(input, metadata)
+        rollout = await self._behind.enqueue_rollout(
+            input, mode=mode, resources_id=resources_id, config=config, metadata=stamped
         )
+        self.batch.queued(rollout.rollout_id, stamped)
+        return rollout
+
+    async def wait_for_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's; the batch sees what comes."""
+        rollouts = await self._behind.wait_for_rollouts(*args, **kwargs)
+        self.batch.finished(rollouts)
+        return rollouts
+
+    async def query_spans(self, rollout_id: str, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's; the batch sees what the daemon reads."""
+        spans = await self._behind.query_spans(rollout_id, *args, **kwargs)
+        self.batch.spans_read(rollout_id, spans)
+        return spans

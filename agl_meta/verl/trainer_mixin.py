@@ -12,14 +12,18 @@ from agl_meta.callbacks import Callback, CallbackList, FitEvent, PassEvent
 from agl_meta.context import split_name
 from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
+from agl_meta.rows import Rows
 from agl_meta.storage import find_root
 from agl_meta.verl.daemon_mixin import TrainingContextDaemonMixin
-from agl_meta.verl.passes import BatchStamp, Run, check_sample_key
+from agl_meta.verl.generations import dump_generations, log_generations
+from agl_meta.verl.passes import Batch, Run, check_sample_key
 from agl_meta.verl.positions import CountingDataLoader, Position
 from agl_meta.verl.settings import Settings
 from agl_meta.verl.versions import check_versions
 
 _DRY_RUN_POLL_SECONDS = 0.05
+# Of verl's _dump_generations since 0.6: inputs, outputs, gts, scores, reward_extra_infos_dict, dump_path.
+_DUMP_ARGUMENTS = 6
 
 
 class TrainingContextTrainerMixin:
@@ -106,6 +110,8 @@ class TrainingContextTrainerMixin:
         try:
             return super().fit(*args, **kwargs)  # type: ignore[misc]
         finally:
+            self._agl_close_pass()
+            run.finish(self.__dict__.get("_agl_daemon"))
             self._agl_callbacks.call("on_fit_end", event)
             faults.log_summary()
 
@@ -115,20 +121,63 @@ class TrainingContextTrainerMixin:
         return result
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
-        self._agl_run.close_pass()
+        self._agl_close_pass()
         self._agl_validation_batches = 0
         self._agl_callbacks.call("on_validation_start", self._agl_event(False, {}))
         try:
             metrics = super()._validate(*args, **kwargs)  # type: ignore[misc]
-            added = self._agl_callbacks.metrics(self._agl_event(False, metrics))
+            run = self._agl_run
+            if run.open_pass is not None:
+                run.open_pass.metrics = metrics
+            rows = run.assemble(self.agent_mode_daemon)
+            self._agl_show_generations(rows)
+            added = self._agl_callbacks.metrics(self._agl_event(False, metrics, rows))
         finally:
-            self._agl_run.close_pass()
+            self._agl_close_pass()
         return {**metrics, **added} if added else metrics
 
     def _train_step(self, *args: Any, **kwargs: Any) -> Any:
         metrics = super()._train_step(*args, **kwargs)  # type: ignore[misc]
-        self._agl_callbacks.call("on_train_batch_end", self._agl_event(True, metrics))
+        run = self._agl_run
+        if run.open_pass is not None:
+            run.open_pass.metrics = metrics
+        self._agl_callbacks.call("on_train_batch_end", self._agl_event(True, metrics, run.batch_rows()))
         return metrics
+
+    def _dump_generations(self, *args: Any, **kwargs: Any) -> Any:
+        """As verl's; for a call without ``gts``, which is upstream's, one row a rollout is written.
+
+        Upstream would give it what dropping and shuffling left of the batch, and verl 0.6 raise.
+        """
+        if len(args) + len(kwargs) >= _DUMP_ARGUMENTS:
+            return super()._dump_generations(*args, **kwargs)  # type: ignore[misc]
+        with faults.guard("writing to trainer.rollout_data_dir"):
+            folder = kwargs["dump_path"] if "dump_path" in kwargs else args[-1]
+            dump_generations(folder, self.global_steps, self._agl_run.batch_rows())
+        return None
+
+    def _agl_show_generations(self, rows: Rows) -> None:
+        settings = self.config.trainer
+        folder = settings.get("validation_data_dir")
+        if folder:
+            with faults.guard("writing to trainer.validation_data_dir"):
+                dump_generations(folder, self.global_steps, rows)
+        if settings.get("log_val_generations", 0):
+            with faults.guard("giving generations to verl's validation logger"):
+                log_generations(self, rows)
+
+    def _agl_wants_rows(self, is_train: bool) -> bool:
+        settings = self.config.trainer
+        if is_train:
+            return bool(settings.get("rollout_data_dir"))
+        return bool(
+            len(self._agl_callbacks)
+            or settings.get("validation_data_dir")
+            or settings.get("log_val_generations", 0)
+        )
+
+    def _agl_close_pass(self) -> None:
+        self._agl_run.close_pass(self.__dict__.get("_agl_daemon"))
 
     # ----------------------------------------------------------------------------------- position
 
@@ -142,11 +191,9 @@ class TrainingContextTrainerMixin:
             from agl_meta.verl.dry_run import STAND_INS
 
             stand_ins = STAND_INS
-        return Run(self._agl_settings, self._agl_root, stand_ins)
+        return Run(self._agl_settings, self._agl_root, stand_ins, self._agl_wants_rows)
 
-    def _agl_begin_batch(
-        self, data: Mapping[str, Any], is_train: bool, repeats: int, mode: str
-    ) -> BatchStamp:
+    def _agl_begin_batch(self, data: Mapping[str, Any], is_train: bool, repeats: int, daemon: Any) -> Batch:
         check_sample_key(self._agl_settings, data)
         samples = len(next(iter(data.values()))) if data else 0
         if is_train:
@@ -154,7 +201,7 @@ class TrainingContextTrainerMixin:
         position = self._agl_position(is_train)
         if not is_train:
             self._agl_validation_batches += 1
-        return self._agl_run.begin_batch(position, samples, repeats, mode)
+        return self._agl_run.begin_batch(position, samples, repeats, daemon)
 
     def _agl_position(self, is_train: bool) -> Position:
         loader = self.train_dataloader
@@ -177,7 +224,7 @@ class TrainingContextTrainerMixin:
             return "after_resume" if self.global_steps > 0 else "before_training"
         return "final" if self.global_steps >= self.total_training_steps else "periodic"
 
-    def _agl_event(self, is_train: bool, metrics: Mapping[str, Any]) -> PassEvent:
+    def _agl_event(self, is_train: bool, metrics: Mapping[str, Any], rows: Rows | None = None) -> PassEvent:
         run = self._agl_run
         position = run.open_pass.position if run.open_pass else self._agl_position(is_train)
         return PassEvent(
@@ -188,6 +235,8 @@ class TrainingContextTrainerMixin:
             reason=position.reason,
             folder=run.folder,
             metrics=metrics,
+            rows=Rows() if rows is None else rows,
+            summary=None if run.open_pass is None else run.open_pass.summary,
             trainer=self,
         )
 

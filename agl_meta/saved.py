@@ -1,0 +1,127 @@
+"""What the rollouts of one pass saved: an index of records by rollout; the values stay where they are.
+
+A pass of ten thousand rollouts is joined with what they saved by reading each shard once; a value is read
+again when its row is written, as the bytes it was saved in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import orjson
+
+from agl_meta.errors import RecordError
+from agl_meta.records import OUTCOME, PREDICTION, parse_head
+from agl_meta.shards import SHARD_SUFFIX
+
+Attempt = str | int | None
+"""What tells the attempts of a rollout apart: upstream's ``attempt_id`` (v1), the number of claims (v0)."""
+
+_VALUE = b',"value":'
+_END = b"}\n"
+
+
+@attrs.frozen
+class SavedRecord:
+    """One record of a rollout."""
+
+    kind: str
+    name: str
+    sequence: int
+    attempt_id: str | None
+    attempt_number: int | None
+    _value: bytes | tuple[int, int, int]
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that saved it."""
+        return self.attempt_id if self.attempt_id is not None else self.attempt_number
+
+    def value(self) -> bytes:
+        """The encoded value. Raises :class:`OSError`."""
+        if isinstance(self._value, bytes):
+            return self._value
+        descriptor, begin, size = self._value
+        return os.pread(descriptor, size, begin)
+
+
+class SavedRecords:
+    """The records in the shards of a pass, by rollout; a context manager, which holds the shards open."""
+
+    def __init__(self, shards: Path | None) -> None:
+        self.unreadable: list[dict[str, Any]] = []
+        """File, line and cause of each record that could not be read."""
+        self._by_rollout: dict[str | None, list[SavedRecord]] = {}
+        self._descriptors: list[int] = []
+        if shards is not None and shards.is_dir():
+            for path in sorted(shards.iterdir()):
+                if path.suffix == SHARD_SUFFIX and path.is_file():
+                    self._read_shard(path)
+
+    def __enter__(self) -> SavedRecords:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def of(self, rollout_id: str) -> list[SavedRecord]:
+        """What a rollout saved in all its attempts, in the order of its shards."""
+        return self._by_rollout.get(rollout_id, [])
+
+    def add_lines(self, lines: Iterable[bytes], source: str) -> None:
+        """Add records that came another way than in a shard. ``source`` names it in a report."""
+        for number, line in enumerate(lines, 1):
+            self._add(line, Path(source), number, None)
+
+    def _read_shard(self, path: Path) -> None:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            self.unreadable.append({"file": str(path), "line": None, "why": str(error)})
+            return
+        self._descriptors.append(descriptor)
+        for number, begin, line in _lines(descriptor):
+            self._add(line, path, number, (descriptor, begin))
+
+    def _add(self, line: bytes, path: Path, number: int, place: tuple[int, int] | None) -> None:
+        try:
+            head = parse_head(line, path, number)
+            begin = line.find(_VALUE) + len(_VALUE)
+            size = len(line) - begin - len(_END)
+            if begin < len(_VALUE) or not line.endswith(_END):
+                raise RecordError(f"{path}, line {number}: the record has no value at its end.")
+        except RecordError as error:
+            self.unreadable.append({"file": str(path), "line": number, "why": str(error)})
+            return
+        if head["kind"] not in (PREDICTION, OUTCOME):
+            return
+        value = line[begin : begin + size] if place is None else (place[0], place[1] + begin, size)
+        record = SavedRecord(
+            head["kind"],
+            head["name"],
+            head["sequence"],
+            head["attempt_id"],
+            head["attempt_number"],
+            value,
+        )
+        self._by_rollout.setdefault(head["rollout_id"], []).append(record)
+
+
+def _lines(descriptor: int) -> Iterator[tuple[int, int, bytes]]:
+    """Number, offset and content of each line."""
+    begin = 0
+    with open(descriptor, "rb", closefd=False) as file:
+        for number, line in enumerate(file, 1):
+            yield number, begin, line
+            begin += len(line)
+
+
+def load_value(record: SavedRecord) -> Any:
+    """The value as a JSON document, not yet decoded. Raises :class:`ValueError` and :class:`OSError`."""
+    return orjson.loads(record.value())
