@@ -23,8 +23,9 @@ from agl_meta.errors import (
     UnstampedRolloutWarning,
 )
 from agl_meta.lazy import loaded_on_use
-from agl_meta.reading import read_pass, read_predictions
+from agl_meta.reading import read_pass, read_predictions, read_rows, read_summary
 from agl_meta.records import Prediction
+from agl_meta.rows import Row, Rows, Turn
 from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
 
 if TYPE_CHECKING:
@@ -46,16 +47,21 @@ __all__ = [
     "PassEvent",
     "Prediction",
     "RecordError",
+    "Row",
+    "Rows",
     "StampError",
     "TrainingContext",
     "TrainingContextHook",
     "TrainingContextMixin",
+    "Turn",
     "UnstampedRolloutWarning",
     "current_rollout_dir",
     "current_step_dir",
     "current_training_context",
     "read_pass",
     "read_predictions",
+    "read_rows",
+    "read_summary",
     "save_prediction",
 ]
 

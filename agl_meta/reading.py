@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+from agl_meta.decoding import decode
 from agl_meta.errors import DamagedRecordWarning, OutputDirError, RecordError
-from agl_meta.records import Prediction, parse_prediction
+from agl_meta.records import DAMAGE, Prediction, parse_prediction
+from agl_meta.rows import Row, parse_row
 from agl_meta.shards import SHARD_SUFFIX
 from agl_meta.storage import (
+    LATE_FILE,
     PASS_FILE,
     PASS_SCHEMA,
+    PREDICTIONS_FILE,
     SHARDS,
+    SUMMARY_FILE,
+    SUMMARY_SCHEMA,
     UNSTAMPED,
     PassFolder,
     find_passes,
 )
+from agl_meta.verdict import COMPLETE
 
 SPLITS = ("train", "val")
 
@@ -40,8 +48,9 @@ def read_predictions(
         steps: one global step or several; ``None`` for all.
         split: ``"train"`` or ``"val"``; ``None`` for both.
         all_passes: at a step that was evaluated several times (before training, after a resume, …),
-            give the records of every pass and not only of the newest. A rollout's retries stand in
-            the same pass and are always given; tell them apart by ``context.attempt_number``.
+            give the records of every pass and not only of the newest complete one (of the newest, if
+            none is complete). A rollout's retries stand in the same pass and are always given; tell them
+            apart by ``context.attempt_number``.
         strict: raise :class:`RecordError` for a record that can't be read, instead of issuing a
             :class:`DamagedRecordWarning` with file and line and going on.
 
@@ -50,40 +59,81 @@ def read_predictions(
     :class:`OutputDirError` for a folder that does not exist and :class:`ValueError` for an unknown
     split.
     """
-    if split is not None and split not in SPLITS:
-        raise ValueError(f"split is {split!r}; expected 'train', 'val' or None for both.")
-    wanted = {steps} if isinstance(steps, int) else None if steps is None else set(steps)
-    root = Path(output_dir)
-    if not root.is_dir():
-        raise OutputDirError(
-            f"{os.fspath(output_dir)!r} is not a folder; expected the output_dir of a training."
+    choice = _Choice(output_dir, steps, split, all_passes)
+    return _read(choice, strict)
+
+
+def read_rows(
+    output_dir: str | os.PathLike[str],
+    steps: int | Collection[int] | None = None,
+    split: str | None = None,
+    *,
+    all_passes: bool = False,
+    strict: bool = False,
+) -> Iterator[Row]:
+    """Assembled rows in step order, one a rollout, sorted by sample and repeat.
+
+    Takes and raises what :func:`read_predictions` does. The rows of rollouts that finished after their
+    pass had been assembled follow the pass's own; they are flagged ``late``. A pass that is not assembled,
+    since it goes on, was interrupted, or is a training pass without ``record_train=True``, has no rows.
+    """
+    choice = _Choice(output_dir, steps, split, all_passes)
+    return _read_rows(choice, strict)
+
+
+class _Choice:
+    """Which passes of an output folder are to be read."""
+
+    def __init__(
+        self,
+        output_dir: str | os.PathLike[str],
+        steps: int | Collection[int] | None,
+        split: str | None,
+        all_passes: bool,
+    ) -> None:
+        if split is not None and split not in SPLITS:
+            raise ValueError(f"split is {split!r}; expected 'train', 'val' or None for both.")
+        self.root = Path(output_dir)
+        if not self.root.is_dir():
+            raise OutputDirError(
+                f"{os.fspath(output_dir)!r} is not a folder; expected the output_dir of a training."
+            )
+        self._steps = {steps} if isinstance(steps, int) else None if steps is None else set(steps)
+        self._split = split
+        self._all_passes = all_passes
+        self.is_everything = steps is None and split is None
+
+    def passes(self) -> Iterator[PassFolder]:
+        """In numeric order; of several at one step the newest complete one, unless all are wanted."""
+        found = (folder for folder in find_passes(self.root) if self._is_wanted(folder))
+        for _, group in itertools.groupby(found, key=lambda folder: folder[:2]):
+            folders = list(group)
+            if self._all_passes:
+                yield from folders
+            elif len(folders) == 1:
+                yield folders[0]
+            else:
+                complete = (folder for folder in reversed(folders) if is_complete(folder.path))
+                yield next(complete, folders[-1])
+
+    def _is_wanted(self, folder: PassFolder) -> bool:
+        return (self._steps is None or folder.global_step in self._steps) and (
+            self._split is None or folder.split == self._split
         )
-    return _read(root, wanted, split, all_passes, strict)
 
 
-def _read(
-    root: Path, steps: set[int] | None, split: str | None, all_passes: bool, strict: bool
-) -> Iterator[Prediction]:
-    for folder in _chosen_passes(root, steps, split, all_passes):
+def _read(choice: _Choice, strict: bool) -> Iterator[Prediction]:
+    for folder in choice.passes():
         yield from _read_shards(folder.path / SHARDS, strict)
-    if steps is None and split is None:
-        yield from _read_shards(root / UNSTAMPED / SHARDS, strict)
+    if choice.is_everything:
+        yield from _read_shards(choice.root / UNSTAMPED / SHARDS, strict)
 
 
-def _chosen_passes(
-    root: Path, steps: set[int] | None, split: str | None, all_passes: bool
-) -> Iterator[PassFolder]:
-    newest: dict[tuple[int, str], PassFolder] = {}
-    for folder in find_passes(root):
-        if (steps is not None and folder.global_step not in steps) or (
-            split is not None and folder.split != split
-        ):
-            continue
-        if all_passes:
-            yield folder
-        else:
-            newest[folder.global_step, folder.split] = folder
-    yield from newest.values()
+def _read_rows(choice: _Choice, strict: bool) -> Iterator[Row]:
+    for folder in choice.passes():
+        for name in (PREDICTIONS_FILE, LATE_FILE):
+            if (folder.path / name).is_file():
+                yield from _read_lines(folder.path / name, parse_row, strict)
 
 
 def _read_shards(shards: Path, strict: bool) -> Iterator[Prediction]:
@@ -92,17 +142,25 @@ def _read_shards(shards: Path, strict: bool) -> Iterator[Prediction]:
     for path in sorted(shards.iterdir()):
         if path.suffix != SHARD_SUFFIX or not path.is_file():
             continue
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    prediction = parse_prediction(line, path, number)
-                except RecordError as error:
-                    if strict:
-                        raise
-                    warnings.warn(str(error), DamagedRecordWarning, stacklevel=4)
-                    continue
-                if prediction is not None:
-                    yield prediction
+        for prediction in _read_lines(path, parse_prediction, strict):
+            if prediction is not None:
+                yield prediction
+
+
+_Parsed = TypeVar("_Parsed")
+
+
+def _read_lines(path: Path, parse: Callable[[bytes, Path, int], _Parsed], strict: bool) -> Iterator[_Parsed]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                parsed = parse(line, path, number)
+            except RecordError as error:
+                if strict:
+                    raise
+                warnings.warn(str(error), DamagedRecordWarning, stacklevel=4)
+                continue
+            yield parsed
 
 
 def read_pass(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -110,15 +168,38 @@ def read_pass(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises :class:`RecordError` if it is missing, damaged or of an unknown schema version.
     """
-    path = Path(folder, PASS_FILE)
+    return _read_document(Path(folder, PASS_FILE), PASS_SCHEMA)
+
+
+def read_summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What ``summary.json`` says about a pass: counts, verdict, who did not succeed and why, metrics.
+
+    Raises :class:`RecordError` if it is missing, because the pass goes on or was interrupted, or if it is
+    damaged or of an unknown schema version.
+    """
+    return _read_document(Path(folder, SUMMARY_FILE), SUMMARY_SCHEMA)
+
+
+def is_complete(folder: str | os.PathLike[str]) -> bool:
+    """Whether a pass was assembled, and of every rollout that was expected something came."""
+    try:
+        return read_summary(folder).get("verdict") == COMPLETE
+    except RecordError:
+        return False
+
+
+def _read_document(path: Path, schema: int) -> dict[str, Any]:
     try:
         document = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
-        raise RecordError(f"{path}: can't be read ({error}); expected a pass.json.") from error
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != PASS_SCHEMA:
+        raise RecordError(f"{path}: can't be read ({error}); expected a {path.name}.") from error
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != schema:
         raise RecordError(
-            f"{path}: found schema {schema!r:.80}; this agl_meta reads schema {PASS_SCHEMA}. Read it "
-            "with the version that wrote it."
+            f"{path}: found schema {found!r:.80}; this agl_meta reads schema {schema}. Read it with the "
+            "version that wrote it."
         )
-    return dict(document)
+    try:
+        return dict(decode(document))
+    except DAMAGE as error:
+        raise RecordError(f"{path}: damaged content ({error!r}).") from error

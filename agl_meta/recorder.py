@@ -33,6 +33,7 @@ from agl_meta.storage import (
     PREDICTIONS_FILE,
     SHARDS,
     SUMMARY_FILE,
+    SUMMARY_SCHEMA,
     publish,
     publish_file,
     rollout_folder,
@@ -43,13 +44,11 @@ from agl_meta.verdict import (
     RolloutFacts,
     Tally,
     differences,
+    number,
     reasons_incomplete,
 )
 
 logger = logging.getLogger(__name__)
-
-SUMMARY_SCHEMA = 1
-"""Version of ``summary.json``."""
 
 _NEVER_FINISHED = {
     "type": None,
@@ -171,15 +170,17 @@ class PassRecorder:
         own_files: frozenset[str],
     ) -> None:
         records = saved.of(task.rollout_id)
-        accepted = results[0] if results else None
         attempts = _attempts(results, records)
-        own = [record for record in records if accepted and _is_of(record, accepted.attempt, attempts)]
-        others = [attempt for attempt in attempts if accepted is None or attempt != accepted.attempt]
-        fields = _fields(accepted, own)
+        accepted = _accepted(results, attempts)
+        own: list[SavedRecord] = []
+        others = attempts
         if accepted is not None:
+            own = [record for record in records if record.attempt == accepted.attempt]
+            others = [attempt for attempt in attempts if attempt != accepted.attempt]
             context = attrs.evolve(
                 context, attempt_id=accepted.attempt_id, attempt_number=accepted.attempt_number
             )
+        fields = _fields(accepted, own)
         data_source = task.input.get("data_source") if isinstance(task.input, Mapping) else None
         files = rollout_folder(task.rollout_id, context.attempt_number)
         superseded = [
@@ -263,7 +264,7 @@ class PassRecorder:
             "superseded": self._superseded,
             "not_succeeded": self._tally.not_succeeded(),
             "reward": self._tally.rewards(),
-            "metrics": None if metrics is None else dict(metrics),
+            "metrics": None if metrics is None else {name: _plain(metrics[name]) for name in metrics},
             "differences": self._differences,
             "unreadable": self._unreadable,
             "faults": faults.counts(),
@@ -285,6 +286,11 @@ class PassRecorder:
         self._file.close()
         if self._target is None:
             self._temporary.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    """A metric without numpy's kind of it, for people who read the file."""
+    return value if type(value) in (int, str, bool) else number(value)
 
 
 # --------------------------------------------------------------------------------------- one row
@@ -312,10 +318,17 @@ def _attempts(results: Sequence[Result], records: Sequence[SavedRecord]) -> list
     return list(found)
 
 
-def _is_of(record: SavedRecord, attempt: Attempt, attempts: Sequence[Attempt]) -> bool:
-    if attempt is None:
-        return record.attempt == attempts[-1]
-    return record.attempt == attempt or record.attempt is None
+def _accepted(results: Sequence[Result], attempts: Sequence[Attempt]) -> Result | None:
+    """The result that the metrics took; one that does not say its attempt is that of the last one."""
+    if not results:
+        return None
+    accepted = results[0]
+    if accepted.attempt is None and attempts:
+        attempt = attempts[-1]
+        if isinstance(attempt, str):
+            return attrs.evolve(accepted, attempt_id=attempt)
+        return attrs.evolve(accepted, attempt_number=attempt)
+    return accepted
 
 
 def _fields(result: Result | None, records: Sequence[SavedRecord]) -> dict[str, Any]:

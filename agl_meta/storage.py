@@ -36,6 +36,7 @@ OUTPUT_DIR_VARIABLE = "AGL_META_OUTPUT_DIR"
 
 PASS_FILE = "pass.json"
 PASS_SCHEMA = 1
+SUMMARY_SCHEMA = 1
 SHARDS = "shards"
 FILES = "files"
 PREDICTIONS_FILE = "predictions.jsonl"

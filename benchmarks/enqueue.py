@@ -71,12 +71,12 @@ def make_daemon(cls: Any, mode: str, store: Any) -> Any:
         pass
     daemon.start()
     if cls is TrainingContextDaemon:
-        run = Run(Settings(), None, ())
+        run = Run(Settings(), None, (), lambda is_train: False)
         place = Position(global_step=1, epoch=0, batch_index=0, is_train=True, reason="train")
 
-        def begin(data: Any, is_train: bool, repeats: int, mode: str) -> Any:
-            run.close_pass()
-            return run.begin_batch(place, len(data["question"]), repeats, mode)
+        def begin(data: Any, is_train: bool, repeats: int, daemon: Any) -> Any:
+            run.close_pass(daemon)
+            return run.begin_batch(place, len(data["question"]), repeats, daemon)
 
         daemon.follow(begin)
     return daemon
@@ -92,12 +92,12 @@ def one_round(cls: Any, mode: str, data: Any, daemons: dict[Any, Any]) -> Any:
 def empty(daemon: Any, mode: str) -> None:
     """A new queue for each round, so that none is slowed by the tasks of the one before."""
     if mode == "v1":
-        behind = getattr(daemon.store, "_behind", None)
+        behind = getattr(daemon.store, "behind", None)
         store = InMemoryLightningStore(thread_safe=True)
         if behind is None:
             daemon.store = store
         else:
-            daemon.store._behind = store
+            daemon.store.behind = store
     else:
         while daemon.server._store._task_queue.qsize():
             daemon.server._store._task_queue.get_nowait()

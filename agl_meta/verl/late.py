@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agl_meta.emitting import emitted_lines
 from agl_meta.faults import faults
 from agl_meta.recorder import Result, late_line
 from agl_meta.rows import TIMEOUT
 from agl_meta.storage import LATE_FILE, PREDICTIONS_FILE, write_all
-from agl_meta.verl.results import Texts, attempt_error, in_loop, result_v0, row_status
+from agl_meta.verl.results import Texts, in_loop, result_v0, result_v1
 
 _MAX_KNOWN = 200_000
 _MAX_WATCHED = 1_000
@@ -79,28 +78,17 @@ class LateResults:
         self.flush(daemon)
 
     async def _finished(self, daemon: Any, texts: Texts) -> list[tuple[str, Result]]:
+        store = getattr(daemon.store, "behind", daemon.store)
         found = []
         for watched in list(self._watched):
             rollout_id, attempt_id = watched
-            attempts = await daemon.store.query_attempts(rollout_id)
+            attempts = await store.query_attempts(rollout_id)
             attempt = next((each for each in attempts if each.attempt_id == attempt_id), None)
             if attempt is None or attempt.status not in ("succeeded", "failed"):
                 continue
             self._watched.remove(watched)
-            spans = await daemon.store.query_spans(rollout_id, attempt_id=attempt_id)
-            triplets = daemon.adapter.adapt(spans) if spans else []
-            rewards = [triplet.reward for triplet in triplets if triplet.reward is not None]
-            result = Result(
-                status=row_status(None, attempt.status),
-                turns=texts.turns(triplets),
-                reward=rewards[-1] if rewards else None,
-                reward_used=None,
-                error=attempt_error(attempt.status),
-                attempt_id=attempt_id,
-                attempt_number=attempt.sequence_id,
-                emitted=emitted_lines(spans),
-            )
-            found.append((rollout_id, result))
+            spans = await store.query_spans(rollout_id, attempt_id=attempt_id)
+            found.append((rollout_id, result_v1(attempt, spans, daemon, texts)))
         return found
 
     def _file(self, rollout_id: str, result: Result) -> None:

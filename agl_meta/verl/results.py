@@ -57,7 +57,7 @@ def collect_results(daemon: Any, seen: Seen, keep_special_tokens: bool) -> dict[
             status, _ = seen.finished.get(rollout_id, (None, 1))
             attempt_id, emitted = seen.spans.get(rollout_id, (None, []))
             results[rollout_id] = _results_v1(
-                rollout, used, texts, status, attempt_id, emitted, attempts.get(rollout_id, ())
+                rollout, used, texts, status, attempt_id, emitted, attempts.get(rollout_id, ()), daemon
             )
         else:
             results[rollout_id] = [result_v0(rollout, used, texts)]
@@ -147,10 +147,11 @@ def _results_v1(
     rollout_status: str | None,
     attempt_id: str | None,
     emitted: list[bytes],
-    attempts: Sequence[Any],
+    attempts: Sequence[tuple[Any, Sequence[Any]]],
+    daemon: Any,
 ) -> list[Result]:
-    latest = attempts[-1] if attempts else None
-    accepted = next((attempt for attempt in attempts if attempt.attempt_id == attempt_id), latest)
+    latest = attempts[-1][0] if attempts else None
+    accepted = next((attempt for attempt, _ in attempts if attempt.attempt_id == attempt_id), latest)
     if accepted is not None:
         attempt_id = accepted.attempt_id
     status = None if accepted is None else accepted.status
@@ -165,19 +166,27 @@ def _results_v1(
         emitted=emitted,
     )
     others = [
-        Result(
-            status=row_status(None, attempt.status),
-            turns=(),
-            reward=None,
-            reward_used=None,
-            error=attempt_error(attempt.status),
-            attempt_id=attempt.attempt_id,
-            attempt_number=attempt.sequence_id,
-        )
-        for attempt in attempts
+        result_v1(attempt, spans, daemon, texts)
+        for attempt, spans in attempts
         if attempt.attempt_id != attempt_id
     ]
     return [first, *others]
+
+
+def result_v1(attempt: Any, spans: Sequence[Any], daemon: Any, texts: Texts) -> Result:
+    """An attempt that the metrics did not take, from its own spans."""
+    triplets = daemon.adapter.adapt(spans) if spans else []
+    rewards = [triplet.reward for triplet in triplets if triplet.reward is not None]
+    return Result(
+        status=row_status(None, attempt.status),
+        turns=texts.turns(triplets),
+        reward=rewards[-1] if rewards else None,
+        reward_used=None,
+        error=attempt_error(attempt.status),
+        attempt_id=attempt.attempt_id,
+        attempt_number=attempt.sequence_id,
+        emitted=emitted_lines(spans),
+    )
 
 
 def row_status(rollout_status: str | None, attempt_status: str | None) -> str:
@@ -197,19 +206,33 @@ def attempt_error(status: str | None) -> Mapping[str, Any] | None:
     return None if message is None else {"type": None, "message": message, "traceback": None}
 
 
-def _query_attempts(daemon: Any, seen: Seen) -> dict[str, Sequence[Any]]:
-    """The attempts where the spans don't tell: of rollouts that may have had several, or did not succeed."""
-    ids = [
-        rollout_id
-        for rollout_id in daemon._completed_rollouts_v0
-        if seen.finished.get(rollout_id) != ("succeeded", 1) or rollout_id not in seen.spans
-    ]
+def _query_attempts(daemon: Any, seen: Seen) -> dict[str, list[tuple[Any, Sequence[Any]]]]:
+    """The attempts of the rollouts that may have had several, or did not succeed, or left no spans.
 
-    async def query() -> list[Any]:
-        return [await daemon.store.query_attempts(rollout_id) for rollout_id in ids]
+    Of those before the last one the spans are fetched, too.
+    """
 
-    found = in_loop(daemon._internal_loop, query()) if ids else []
-    return dict(zip(ids, found, strict=True))
+    # Past our queue, which takes what goes through it for what the daemon reads.
+    store = getattr(daemon.store, "behind", daemon.store)
+
+    async def query(rollout_id: str) -> list[tuple[Any, Sequence[Any]]]:
+        found = []
+        read, _ = seen.spans.get(rollout_id, (None, []))
+        for attempt in await store.query_attempts(rollout_id):
+            spans: Sequence[Any] = ()
+            if attempt.attempt_id != read:
+                spans = await store.query_spans(rollout_id, attempt_id=attempt.attempt_id)
+            found.append((attempt, spans))
+        return found
+
+    async def query_all() -> dict[str, list[tuple[Any, Sequence[Any]]]]:
+        return {
+            rollout_id: await query(rollout_id)
+            for rollout_id in daemon._completed_rollouts_v0
+            if seen.finished.get(rollout_id) != ("succeeded", 1) or rollout_id not in seen.spans
+        }
+
+    return dict(in_loop(daemon._internal_loop, query_all()))
 
 
 def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:

@@ -29,14 +29,15 @@ class _Queue:
     """Passes everything but the methods below through to what it stands for."""
 
     def __init__(self, behind: Any, batch: Batch) -> None:
-        self._behind = behind
+        self.behind = behind
+        """What it stands for."""
         self.batch = batch
         """The batch that goes through; another one after each enqueueing."""
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_behind" or name.startswith("__"):  # not there yet while being unpickled
+        if name == "behind" or name.startswith("__"):  # not there yet while being unpickled
             raise AttributeError(name)
-        return getattr(self._behind, name)
+        return getattr(self.behind, name)
 
     def _stamped(self, sample: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
         mine = dict(metadata or {})
@@ -56,7 +57,7 @@ class StampingServer(_Queue):
     ) -> Any:
         """As upstream's; the task carries the stamp."""
         stamped = self._stamped(sample, metadata)
-        rollout_id = await self._behind.queue_task(
+        rollout_id = await self.behind.queue_task(
             sample, mode=mode, resources_id=resources_id, metadata=stamped
         )
         self.batch.queued(rollout_id, stamped)
@@ -64,7 +65,7 @@ class StampingServer(_Queue):
 
     async def retrieve_completed_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; the batch sees what comes."""
-        rollouts = await self._behind.retrieve_completed_rollouts(*args, **kwargs)
+        rollouts = await self.behind.retrieve_completed_rollouts(*args, **kwargs)
         self.batch.posted(rollouts)
         return rollouts
 
@@ -82,7 +83,7 @@ class StampingStore(_Queue):
             else:
                 # The request's own: pydantic has copied what the daemon gave.
                 stamp(request.input, metadata)
-        queued = await self._behind.enqueue_many_rollouts(rollouts)
+        queued = await self.behind.enqueue_many_rollouts(rollouts)
         for rollout in queued:
             self.batch.queued(rollout.rollout_id, rollout.metadata)
         return queued
@@ -97,7 +98,7 @@ class StampingStore(_Queue):
     ) -> Any:
         """As upstream's, for a copied-out daemon that enqueues task by task."""
         stamped = self._stamped(input, metadata)
-        rollout = await self._behind.enqueue_rollout(
+        rollout = await self.behind.enqueue_rollout(
             input, mode=mode, resources_id=resources_id, config=config, metadata=stamped
         )
         self.batch.queued(rollout.rollout_id, stamped)
@@ -105,12 +106,12 @@ class StampingStore(_Queue):
 
     async def wait_for_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; the batch sees what comes."""
-        rollouts = await self._behind.wait_for_rollouts(*args, **kwargs)
+        rollouts = await self.behind.wait_for_rollouts(*args, **kwargs)
         self.batch.finished(rollouts)
         return rollouts
 
     async def query_spans(self, rollout_id: str, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; the batch sees what the daemon reads."""
-        spans = await self._behind.query_spans(rollout_id, *args, **kwargs)
+        spans = await self.behind.query_spans(rollout_id, *args, **kwargs)
         self.batch.spans_read(rollout_id, spans)
         return spans

@@ -18,7 +18,9 @@ from omegaconf import OmegaConf
 import agl_meta
 from agl_meta.verl import TrainingContextDaemon, TrainingContextTrainer
 from agl_meta.verl.daemon_mixin import TrainingContextDaemonMixin
-from agl_meta.verl.passes import BatchStamp
+from agl_meta.verl.passes import Run
+from agl_meta.verl.positions import Position
+from agl_meta.verl.settings import Settings
 from agl_meta.verl.stamping import StampingStore
 from tests.host.test_numbers import UpstreamTrainer
 from tests.host.training import SavingAgent, compose, fit, overrides
@@ -74,10 +76,9 @@ class TestClasses:
 
         daemon = Mine()
         assert isinstance(daemon.store, StampingStore)
-        daemon.follow(lambda *_: BatchStamp.__new__(BatchStamp))
-        batch = daemon._agl_batch_source({}, True, 1, "v1")  # type: ignore[misc]
-        batch.tasks = 0
-        daemon.follow(lambda *_: batch)
+        place = Position(global_step=1, epoch=0, batch_index=0, is_train=True, reason="train")
+        run = Run(Settings(), None, (), lambda is_train: False)
+        daemon.follow(lambda *_: run.begin_batch(place, 1, 1, daemon))
         with pytest.raises(agl_meta.ConfigurationError, match="none of its tasks was stamped"):
             daemon.set_up_data_and_server({"x": [1]}, [])
 

@@ -133,11 +133,13 @@ def compose(folder: Path, output_dir: Path | None, **trainer: Any) -> Any:
     return algorithm.config
 
 
-def make_trainer(config: Any, store: Any, *, trainer_cls: Any, daemon_cls: Any, **more: Any) -> Any:
+def make_trainer(
+    config: Any, store: Any, *, trainer_cls: Any, daemon_cls: Any, val: Any = VAL, **more: Any
+) -> Any:
     """What ``TaskRunner.run`` does before ``fit()``."""
     path = config.actor_rollout_ref.model.path
     tokenizer = hf_tokenizer(path)
-    train, val = LoadedDataset(TRAIN), LoadedDataset(VAL)
+    train, val = LoadedDataset(TRAIN), LoadedDataset(val)
     trainer = trainer_cls(
         config=config,
         tokenizer=tokenizer,
@@ -152,9 +154,8 @@ def make_trainer(config: Any, store: Any, *, trainer_cls: Any, daemon_cls: Any, 
         train_sampler=create_rl_sampler(config.data, train),
         store=store,
         llm_proxy=None if store is None else DirectEndpoint(),
-        adapter=None if store is None else TracerTraceToTriplet(),
         daemon_cls=daemon_cls,
-        **more,
+        **{"adapter": None if store is None else TracerTraceToTriplet(), **more},
     )
     trainer.init_workers()
     return trainer
@@ -177,18 +178,18 @@ class _StoppableClient(AgentLightningClient):
 
 
 @contextlib.contextmanager
-def v1_runner(store: Any, agent: Any) -> Iterator[None]:
+def v1_runner(store: Any, agent: Any, number: int = 0) -> Iterator[None]:
     """The real v1 runner, in a thread."""
     stop = threading.Event()
 
     async def iterate() -> None:
         runner: Any = LitAgentRunner(AgentOpsTracer(), poll_interval=0.05, interval_jitter=0.01)
         runner.init(agent=agent)
-        runner.init_worker(0, store)
+        runner.init_worker(number, store)
         try:
             await runner.iter(event=stop)
         finally:
-            runner.teardown_worker(0)
+            runner.teardown_worker(number)
             runner.teardown()
 
     thread = threading.Thread(target=lambda: asyncio.run(iterate()), daemon=True)
@@ -202,14 +203,14 @@ def v1_runner(store: Any, agent: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def v0_runner(port: int, agent: Any) -> Iterator[None]:
+def v0_runner(port: int, agent: Any, number: int = 0) -> Iterator[None]:
     """The real legacy runner, in a thread."""
     client = _StoppableClient(f"http://127.0.0.1:{port}", poll_interval=0.05)
 
     def iterate() -> None:
         tracer = AgentOpsTracer()
         tracer.init()
-        tracer.init_worker(0)
+        tracer.init_worker(number)
         runner = LegacyAgentRunner(
             agent=agent, client=client, tracer=tracer, triplet_exporter=TracerTraceToTriplet()
         )
@@ -217,7 +218,7 @@ def v0_runner(port: int, agent: Any) -> Iterator[None]:
             with contextlib.suppress(_Stopped):
                 runner.iter()
         finally:
-            tracer.teardown_worker(0)
+            tracer.teardown_worker(number)
 
     thread = threading.Thread(target=iterate, daemon=True)
     thread.start()
@@ -239,13 +240,19 @@ def fit(
     daemon_cls: Any = None,
     config: Any = None,
     trainer: dict[str, Any] | None = None,
+    store: Any = None,
+    runners: int = 1,
     **more: Any,
 ) -> Any:
-    """One ``fit()`` in mode ``"v0"`` or ``"v1"``; gives the trainer back."""
+    """One ``fit()`` in mode ``"v0"`` or ``"v1"``; gives the trainer back.
+
+    Further arguments go to the trainer, ``val`` becomes its validation set.
+    """
     from agl_meta.verl import TrainingContextDaemon, TrainingContextTrainer
 
     config = config if config is not None else compose(folder, output_dir, **(trainer or {}))
-    store = InMemoryLightningStore(thread_safe=True) if mode == "v1" else None
+    if mode == "v1":
+        store = store or InMemoryLightningStore(thread_safe=True)
     built = make_trainer(
         config,
         store,
@@ -254,9 +261,14 @@ def fit(
         **more,
     )
     agent = agent or SavingAgent()
-    runner = v1_runner(store, agent) if mode == "v1" else v0_runner(config.agentlightning.port, agent)
     try:
-        with runner:
+        with contextlib.ExitStack() as running:
+            for number in range(runners):
+                running.enter_context(
+                    v1_runner(store, agent, number)
+                    if mode == "v1"
+                    else v0_runner(config.agentlightning.port, agent, number)
+                )
             built.fit()
     finally:
         daemon = getattr(built, "__dict__", {}).get("_agl_daemon")
