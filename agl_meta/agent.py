@@ -11,6 +11,7 @@ import contextvars
 import functools
 import inspect
 import sys
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from agl_meta.context import TrainingContext, current_training_context, enter, is_current, leave
 from agl_meta.errors import ConfigurationError
+from agl_meta.outcome import note_outcome, record_outcome
 from agl_meta.ports import check_store_port
 from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
 
@@ -59,7 +61,8 @@ class TrainingContextMixin:
         _check_names(cls)
         for name in (*_SYNC_METHODS, *_ASYNC_METHODS):
             _wrap_method(cls, name)
-        _wrap_announcement(cls)
+        _wrap_hook(cls, "on_rollout_start", _started)
+        _wrap_hook(cls, "on_rollout_end", _ended)
         setattr(cls, _WRAPPED, True)
 
     def set_trainer(self, trainer: Any) -> None:
@@ -157,26 +160,20 @@ def _wrap_method(cls: type, name: str) -> None:
     names = _positional_names(attribute, owner)
 
     async def wrapper_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _enter_call(names, args, kwargs)
-        try:
-            return await call(self, *args, **kwargs)
-        finally:
-            if token is not None:
-                leave(token)
+        with _Visit(names, args, kwargs) as visit:
+            visit.returned = await call(self, *args, **kwargs)
+            return visit.returned
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _enter_call(names, args, kwargs)
-        try:
-            return call(self, *args, **kwargs)
-        finally:
-            if token is not None:
-                leave(token)
+        with _Visit(names, args, kwargs) as visit:
+            visit.returned = call(self, *args, **kwargs)
+            return visit.returned
 
     _install(cls, name, wrapper_async if name in _ASYNC_METHODS else wrapper, attribute, owner)
 
 
-def _wrap_announcement(cls: type) -> None:
-    name = "on_rollout_start"
+def _wrap_hook(cls: type, name: str, before: Callable[..., None]) -> None:
+    """Wrap a hook that only the legacy runner (v0) calls, with positional arguments."""
     found = _find(cls, name)
     if found is None or _is_wrapper(found[1]):
         return
@@ -184,16 +181,22 @@ def _wrap_announcement(cls: type) -> None:
     call = _caller(cls, owner, name, attribute)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _announce(args[0] if args else kwargs.get("task"))
+        before(*args, **kwargs)
         return call(self, *args, **kwargs)
 
     _install(cls, name, wrapper, attribute, owner)
 
 
-def _announce(task: Any) -> None:
-    # A function, since cloudpickle sends the wrappers of a script's class by value, with the globals
-    # that they name, and can't send a ContextVar.
+# Functions, since cloudpickle sends the wrappers of a script's class by value, with the globals that they
+# name, and can't send a ContextVar.
+
+
+def _started(task: Any = None, *_: Any, **__: Any) -> None:
     _announced.set(task)
+
+
+def _ended(task: Any = None, rollout: Any = None, *_: Any, **__: Any) -> None:
+    note_outcome(task, rollout)
 
 
 def _caller(cls: type, owner: type, name: str, attribute: Any) -> Callable[..., Any]:
@@ -249,16 +252,28 @@ def _positional_names(attribute: Any, owner: type) -> tuple[str, ...]:
     return tuple(p.name for p in signature.parameters.values() if p.kind in kinds)[1:]
 
 
-def _enter_call(
-    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> contextvars.Token[Any] | None:
-    """Enter the context of the rollout that a method is called for.
+class _Visit:
+    """One call of a rollout method: enters the context of the rollout that it is called for.
 
-    ``None`` where it is entered already (``training_rollout`` calls ``rollout``), and where the call
+    Does nothing where that is entered already (``training_rollout`` calls ``rollout``), and where the call
     names no rollout: a user's own call from a test, say, which stays outside.
     """
-    rollout = _called_for(names, args, kwargs)
-    return None if rollout is None or is_current(rollout) else enter(rollout)
+
+    __slots__ = ("_began", "_token", "returned")
+
+    def __init__(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        rollout = _called_for(names, args, kwargs)
+        self.returned: Any = None
+        self._token = None if rollout is None or is_current(rollout) else enter(rollout)
+        self._began = time.time()
+
+    def __enter__(self) -> _Visit:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._token is not None:
+            record_outcome(error, self.returned, self._began)
+            leave(self._token)
 
 
 def _called_for(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any | None:

@@ -70,6 +70,8 @@ class TrainingContext:
     """Folder of the pass below :attr:`output_dir`, such as ``global_step_40/val``."""
     is_stamped: bool = False
     """Whether the task was enqueued through agl_meta."""
+    is_recorded: bool = False
+    """Whether the rollouts of the pass are assembled to rows when it ends."""
 
     @property
     def split(self) -> str | None:
@@ -103,6 +105,7 @@ class TrainingContext:
         _check_schema(entry)
         values: dict[str, Any] = {key: metadata.get(key) for key in FLAT_KEYS}
         values.update({name: entry.get(name) for name in _ENTRY_FIELDS})
+        values["is_recorded"] = entry.get("is_recorded", False)
         for name, value in values.items():
             _check_type(name, value)
         return cls(**values, **ids, is_stamped=True)
@@ -116,8 +119,10 @@ _ENTRY_FIELDS = (
     "run_id",
     "output_dir",
     "pass_path",
+    "is_recorded",
 )
 _INTEGERS = frozenset({"epoch", "global_step", "batch_index", "sample_index", "repeat_index"})
+_BOOLEANS = frozenset({"is_train", "is_recorded"})
 _OPTIONAL = frozenset({"output_dir", "pass_path"})
 
 
@@ -145,7 +150,7 @@ def _check_type(name: str, value: Any) -> None:
     # The stamp came over the network: a damaged one is named here, not met later as a TypeError.
     if value is None and name in _OPTIONAL:
         return
-    expected = int if name in _INTEGERS else bool if name == "is_train" else str
+    expected = int if name in _INTEGERS else bool if name in _BOOLEANS else str
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise StampError(
             f"The task's metadata holds {name}={value!r:.80} ({type(value).__name__}); expected "

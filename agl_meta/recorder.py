@@ -111,6 +111,7 @@ class PassRecorder:
         self._differences: list[dict[str, Any]] = []
         self._unreadable: list[dict[str, Any]] = []
         self._failures: list[str] = []
+        self._faults_before = faults.counts()
         self._superseded = 0
         self._seconds = 0.0
         self._offsets = array.array("q", [0])
@@ -267,7 +268,11 @@ class PassRecorder:
             "metrics": None if metrics is None else {name: _plain(metrics[name]) for name in metrics},
             "differences": self._differences,
             "unreadable": self._unreadable,
-            "faults": faults.counts(),
+            "faults": {
+                name: count - self._faults_before.get(name, 0)
+                for name, count in faults.counts().items()
+                if count > self._faults_before.get(name, 0)
+            },
             "recording_seconds": round(self._seconds, 6),
             "assembled_at": datetime.datetime.now(datetime.timezone.utc).isoformat(),
         }

@@ -31,7 +31,9 @@ PREDICTION = "prediction"
 OUTCOME = "outcome"
 """Kind of the record that an attempt of a recorded pass leaves at its end: how it went, from its own side."""
 
-CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name != "output_dir")
+# The root may have moved when the record is read, and how the pass was run is said in pass.json.
+_NOT_SAVED = frozenset({"output_dir", "is_recorded"})
+CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name not in _NOT_SAVED)
 # What decoding and checking raise for a record that somebody has damaged, or nested without end.
 DAMAGE = (
     KeyError,
@@ -67,7 +69,12 @@ class Prediction:
     """1-based line in that file."""
 
 
-def prediction_line(context: TrainingContext, name: str, value: object, kind: str = PREDICTION) -> bytes:
+def prediction_line(context: TrainingContext, name: str, value: object) -> bytes:
+    """One line, with its newline, that holds a prediction as it is now."""
+    return record_line(context, PREDICTION, name, value)
+
+
+def record_line(context: TrainingContext, kind: str, name: str, value: object) -> bytes:
     """One line, with its newline, that holds ``value`` as it is now."""
     record = {
         "schema": RECORD_SCHEMA,

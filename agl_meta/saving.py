@@ -10,7 +10,7 @@ from pathlib import Path
 from agl_meta.context import TrainingContext, current_training_context
 from agl_meta.errors import OutputDirError, StampError
 from agl_meta.faults import faults
-from agl_meta.records import prediction_line
+from agl_meta.records import PREDICTION, record_line
 from agl_meta.shards import shard_writers
 from agl_meta.storage import (
     FILES,
@@ -41,14 +41,18 @@ def save_prediction(value: object, name: str = "prediction") -> Path | None:
     """
     if not isinstance(name, str):
         raise TypeError(f"name is {name!r:.80} ({type(name).__name__}); expected a str.")
-    context = current_training_context()
+    return save_record(current_training_context(), PREDICTION, name, value)
+
+
+def save_record(context: TrainingContext, kind: str, name: str, value: object) -> Path | None:
+    """Save a record of any kind, as :func:`save_prediction` does."""
     try:
         place = _place(context)
         if place is None:
             return None
-        return shard_writers.append(*place, prediction_line(context, name, value))
+        return shard_writers.append(*place, record_line(context, kind, name, value))
     except OSError as error:
-        faults.record("saving a prediction", error)
+        faults.record(f"saving a {kind}", error)
         return None
 
 

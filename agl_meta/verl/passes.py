@@ -253,6 +253,7 @@ class Run:
             "run_id": self.run_id,
             "output_dir": self.settings.output_dir,
             "pass_path": current.pass_path,
+            "is_recorded": current.recorder is not None,
         }
         current.batch = Batch(self, current, position, entry)
         return current.batch

@@ -11,12 +11,9 @@ import attrs
 from agl_meta.context import STAMP_KEY
 from agl_meta.emitting import emitted_lines
 from agl_meta.faults import faults
+from agl_meta.outcome import ATTEMPT_KEY, ERROR_KEY
 from agl_meta.recorder import Result
 from agl_meta.rows import FAILED, SUCCEEDED, TIMEOUT, Turn
-
-ATTEMPT_KEY = "attempt_number"
-ERROR_KEY = "error"
-"""Under :data:`STAMP_KEY` in what the mixin adds to a v0 rollout's metadata before it is posted."""
 
 _TIMEOUTS = frozenset({"timeout", "unresponsive"})
 _WAIT_SECONDS = 60.0

@@ -1,0 +1,89 @@
+"""How an attempt went, from its own side: what it raised, which no one else of upstream's records.
+
+Kept where the rows of its pass are assembled, by :attr:`TrainingContext.is_recorded`.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from agl_meta.context import STAMP_KEY, TrainingContext, current_training_context
+from agl_meta.encoding_objects import type_name
+from agl_meta.errors import AglMetaError
+from agl_meta.faults import faults
+from agl_meta.records import OUTCOME
+from agl_meta.saving import save_record
+
+ATTEMPT_KEY = "attempt_number"
+ERROR_KEY = "error"
+"""Under :data:`STAMP_KEY` in the metadata of what a v0 runner posts."""
+
+_MAX_TEXT = 20_000
+
+# The v0 runner posts an empty rollout after an exception; on_rollout_end, which it calls in the same thread
+# or asyncio task, adds what is known.
+_latest: contextvars.ContextVar[tuple[str | None, Mapping[str, Any] | None] | None] = contextvars.ContextVar(
+    "agl_meta_latest_outcome", default=None
+)
+
+
+def record_outcome(error: BaseException | None, returned: object, began: float) -> None:
+    """Keep how the rollout went that runs here; raises nothing.
+
+    Args:
+        error: what it raised.
+        returned: what it returned, if it did.
+        began: when it was called, as ``time.time()``.
+    """
+    try:
+        context = current_training_context()
+    except AglMetaError:  # a stamp that can't be read
+        return
+    if not context.is_recorded:
+        return
+    with faults.guard("recording the outcome of a rollout"):
+        cause = None if error is None else error_fields(error)
+        _latest.set((context.rollout_id, cause))
+        outcome = {
+            "error": cause,
+            "returned_type": None if error is not None else type_name(type(returned)),
+            "seconds": time.time() - began,
+        }
+        save_record(context, OUTCOME, OUTCOME, outcome)
+
+
+def note_outcome(task: Any, rollout: Any) -> None:
+    """Add attempt and error to what a v0 runner is going to post."""
+    with faults.guard("noting the outcome of a rollout"):
+        context = TrainingContext.from_rollout(task)
+        if not context.is_recorded:
+            return
+        latest = _latest.get()
+        error = latest[1] if latest is not None and latest[0] == context.rollout_id else None
+        note = {ATTEMPT_KEY: context.attempt_number, ERROR_KEY: error}
+        rollout.metadata = {**rollout.metadata, STAMP_KEY: note}
+
+
+def error_fields(error: BaseException) -> dict[str, str | None]:
+    """An exception as ``type``, ``message`` and ``traceback``."""
+    return {
+        "type": type_name(type(error)),
+        "message": _text(lambda: str(error)),
+        "traceback": _text(lambda: "".join(traceback.format_exception(error))),
+    }
+
+
+def _text(make: Any) -> str | None:
+    try:
+        text = make()
+    except Exception:  # the exception's own code
+        return None
+    if len(text) > _MAX_TEXT:
+        # Both ends say something: where it began, and what was raised.
+        text = f"{text[: _MAX_TEXT // 2]}\n… {len(text) - _MAX_TEXT} characters …\n{text[-_MAX_TEXT // 2 :]}"
+    # It travels as JSON in v0, and upstream's client can't send lone surrogates.
+    return str(text.encode("utf-8", "backslashreplace").decode())
