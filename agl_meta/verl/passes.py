@@ -103,7 +103,7 @@ class Batch:
 
     def posted(self, rollouts: Sequence[Any]) -> None:
         """v0: what runners posted is given to the daemon."""
-        for rollout in rollouts if self._is_recorded else ():
+        for rollout in rollouts:
             if rollout.rollout_id not in self._queued:
                 self._run.late.posted(rollout)
             elif rollout.rollout_id in self._seen.taken:

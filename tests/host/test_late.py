@@ -1,0 +1,207 @@
+"""Time-outs, retries and stragglers in real ``fit()`` runs of both modes, with two runners."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import agentlightning as agl
+import pytest
+from agentlightning.store.memory import InMemoryLightningStore
+
+import agl_meta
+from agl_meta.verl import TrainingContextDaemon
+from tests.host.training import ask, fit
+
+VAL = [{"qid": name, "question": f"What about {name}?"} for name in ("quick", "slow", "other")]
+WAIT_SECONDS = 60
+
+
+class Straggler(agl_meta.TrainingContextMixin, agl.LitAgent[Any]):
+    """The first attempt of one sample ends only when it is let go, after the validation was over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        attempt = self.training_context.attempt_number
+        if task["qid"] == "slow" and attempt == 1:
+            self.save_prediction("began", name="progress")
+            assert self.let_go.wait(WAIT_SECONDS)
+        ask(resources["main_llm"], task["question"])
+        self.save_prediction(f"attempt {attempt}")
+        return float(attempt or 0)
+
+
+class LetGo(agl_meta.Callback):
+    """Lets the straggler go at the end of the first training step."""
+
+    def __init__(self, agent: Straggler) -> None:
+        self.agent = agent
+
+    def on_train_batch_end(self, event: Any) -> None:
+        self.agent.let_go.set()
+
+
+class RetryingStore(InMemoryLightningStore):
+    """As a user sets it up who wants retries: upstream's daemon asks for one attempt."""
+
+    async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Any:
+        for request in rollouts:
+            request.config.max_attempts = 2
+            request.config.retry_condition = ["timeout", "failed"]
+        return await super().enqueue_many_rollouts(rollouts)
+
+
+def run(mode: str, folder: Path, store: Any = None, **trainer: Any) -> list[agl_meta.Row]:
+    """Validation, then three training steps while the straggler ends; gives the rows of the validation."""
+    agent = Straggler()
+    fit(
+        mode,
+        folder,
+        folder / "out",
+        agent=agent,
+        store=store,
+        runners=2,
+        val=VAL,
+        daemon_cls=functools.partial(TrainingContextDaemon, llm_timeout_seconds=1.5),
+        callbacks=[LetGo(agent)],
+        trainer={"test_freq": -1, "save_freq": -1, "total_training_steps": 4, **trainer},
+    )
+    return list(agl_meta.read_rows(folder / "out", split="val"))
+
+
+def check_late(rows: list[agl_meta.Row]) -> None:
+    """The straggler's row: of the pass that it belongs to, with what it saved before and after."""
+    *_, late = rows
+    assert [row.late for row in rows] == [False, False, False, True]
+    assert late.input["qid"] == "slow"
+    assert (late.status, late.reward, late.reward_used) == ("succeeded", 1.0, None)
+    assert late.predictions == {"progress": ["began"], "prediction": ["attempt 1"]}
+    assert (late.context.attempt_number, late.context.global_step) == (1, 0)
+    assert len(late.turns) == 1
+    canonical = next(row for row in rows if row.input["qid"] == "slow" and not row.late)
+    assert canonical.context.rollout_id == late.context.rollout_id
+
+
+def check_train_untouched(out: Path) -> None:
+    """No training step has anything of the straggler, and each has all of its own."""
+    for step in range(1, 5):
+        saved = list(agl_meta.read_predictions(out, step, "train"))
+        assert len(saved) == 4
+        assert {prediction.context.global_step for prediction in saved} == {step}
+        assert {prediction.value for prediction in saved} == {"attempt 1"}
+
+
+def test_v0_requeued(tmp_path: Path) -> None:
+    """v0 hands the task to the second runner; its result counts, and the first one's comes late."""
+    rows = run("v0", tmp_path)
+    check_late(rows)
+    row = rows[1]
+    assert (row.input["qid"], row.status, row.reward_used) == ("slow", "succeeded", 2.0)
+    assert row.context.attempt_number == row.attempts == 2
+    assert row.predictions == {"prediction": ["attempt 2"]}
+    (first,) = row.superseded
+    assert first["attempt_number"] == 1
+    assert (first["status"], first["predictions"]) == ("missing", {"progress": ["began"]})
+    check_train_untouched(tmp_path / "out")
+    summary = agl_meta.read_summary(tmp_path / "out" / "global_step_0" / "val")
+    assert (summary["verdict"], summary["succeeded"], summary["superseded"]) == ("complete", 3, 1)
+
+
+def test_v1_timeout(tmp_path: Path) -> None:
+    """v1 marks it as timed out and goes on; when it ends after all, its result is added."""
+    rows = run("v1", tmp_path)
+    check_late(rows)
+    row = rows[1]
+    assert (row.input["qid"], row.status, row.reward, row.reward_used) == ("slow", "timeout", None, 0.0)
+    assert row.error is not None and "timeout" in row.error["message"]
+    assert row.predictions == {"progress": ["began"]}
+    assert (row.context.attempt_number, row.attempts, row.superseded) == (1, 1, ())
+    check_train_untouched(tmp_path / "out")
+    summary = agl_meta.read_summary(tmp_path / "out" / "global_step_0" / "val")
+    assert (summary["verdict"], summary["succeeded"], summary["timeout"]) == ("complete", 2, 1)
+    (entry,) = summary["not_succeeded"]
+    assert entry["rollout_id"] == row.context.rollout_id and "timeout" in entry["why"]
+
+
+def test_v1_retried(tmp_path: Path) -> None:
+    """v1 with retries: the second attempt counts, the first is superseded, and comes late."""
+    rows = run("v1", tmp_path, RetryingStore(thread_safe=True))
+    check_late(rows)
+    row = rows[1]
+    assert (row.input["qid"], row.status, row.reward_used) == ("slow", "succeeded", 2.0)
+    assert (row.context.attempt_number, row.attempts) == (2, 2)
+    assert row.predictions == {"prediction": ["attempt 2"]}
+    (first,) = row.superseded
+    assert (first["attempt_number"], first["status"]) == (1, "timeout")
+    assert first["attempt_id"] != row.context.attempt_id
+    assert first["predictions"] == {"progress": ["began"]}
+    check_train_untouched(tmp_path / "out")
+
+
+class RaisesOnce(Straggler):
+    """The first attempt of one sample raises after it has saved."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        attempt = self.training_context.attempt_number
+        ask(resources["main_llm"], task["question"])
+        self.save_prediction(f"attempt {attempt}")
+        if task["qid"] == "slow" and attempt == 1:
+            raise RuntimeError("only once")
+        return 1.0
+
+
+def test_v1_raised_then_retried(tmp_path: Path) -> None:
+    """The attempt that raised is superseded, with its error, its turn and what it saved."""
+    fit(
+        "v1",
+        tmp_path,
+        tmp_path / "out",
+        agent=RaisesOnce(),
+        store=RetryingStore(thread_safe=True),
+        val=VAL,
+        trainer={"val_only": True},
+    )
+    row = list(agl_meta.read_rows(tmp_path / "out"))[1]
+    assert (row.status, row.error, row.context.attempt_number) == ("succeeded", None, 2)
+    (first,) = row.superseded
+    assert (first["status"], first["error"]["message"]) == ("failed", "only once")
+    assert first["predictions"] == {"prediction": ["attempt 1"]}
+    assert len(first["turns"]) == 1
+
+
+@pytest.mark.parametrize("mode", ["v0", "v1"])
+def test_interrupted(mode: str, tmp_path: Path) -> None:
+    """A wait that is broken off leaves rows of what had come, and says who is missing."""
+
+    class Broken(TrainingContextDaemon):
+        def get_test_metrics(self) -> Any:
+            raise AssertionError("never reached")
+
+        def run_until_all_finished(self, *_: Any, **__: Any) -> None:
+            raise InterruptedError("the connection is gone")
+
+    with pytest.raises(InterruptedError):
+        fit(
+            mode,
+            tmp_path,
+            tmp_path / "out",
+            agent=RaisesOnce(),
+            daemon_cls=Broken,
+            val=VAL,
+            trainer={"val_only": True},
+        )
+    summary = agl_meta.read_summary(tmp_path / "out" / "global_step_0" / "val")
+    assert (summary["verdict"], summary["missing"]) == ("incomplete", 3)
+    assert "interrupted" in summary["incomplete_because"][0]
+    rows = list(agl_meta.read_rows(tmp_path / "out"))
+    assert [(row.input["qid"], row.status) for row in rows] == [
+        ("quick", "missing"),
+        ("slow", "missing"),
+        ("other", "missing"),
+    ]
