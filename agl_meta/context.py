@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from agl_meta.errors import NotInRolloutError, StampError, UnstampedRolloutWarning
+from agl_meta.forks import PerProcess
 
 STAMP_KEY = "agl_meta"
 """Metadata key of the entry that holds all that does not stand flat."""
@@ -233,12 +234,12 @@ def training_context_of(rollout: Any) -> Iterator[None]:
 
 
 _warned = False
-_warn_lock = threading.Lock()
+_warn_lock = PerProcess(threading.Lock)
 
 
 def _warn_unstamped_once() -> None:
     global _warned
-    with _warn_lock:
+    with _warn_lock.value:
         if _warned:
             return
         _warned = True

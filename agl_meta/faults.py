@@ -6,6 +6,8 @@ import collections
 import logging
 import threading
 
+from agl_meta.forks import PerProcess
+
 logger = logging.getLogger("agl_meta")
 
 
@@ -16,7 +18,7 @@ class FaultCounter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._counts: collections.Counter[str] = collections.Counter()
 
     def record(self, doing: str, cause: BaseException | str) -> None:
@@ -27,7 +29,7 @@ class FaultCounter:
             key = f"{doing}: {cause.strerror}"
         else:
             key = f"{doing}: {text}"
-        with self._lock:
+        with self._lock.value:
             self._counts[key] += 1
             first = self._counts[key] == 1
         if first:
@@ -35,7 +37,7 @@ class FaultCounter:
 
     def counts(self) -> dict[str, int]:
         """How often each fault happened in this process, by activity and cause."""
-        with self._lock:
+        with self._lock.value:
             return dict(self._counts)
 
     def log_summary(self) -> None:

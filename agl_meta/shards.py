@@ -14,6 +14,7 @@ import socket
 import threading
 from pathlib import Path
 
+from agl_meta.forks import PerProcess
 from agl_meta.storage import SHARDS, open_folder, write_all
 
 SHARD_SUFFIX = ".jsonl"
@@ -57,18 +58,15 @@ class ShardWriters:
     """The open writers of this process, by folder; the least recently used is closed.
 
     Thread-safe. One lock serves all writers of a process: it is held for one ``write`` call, and
-    keeps a writer from being closed while another thread appends to it.
+    keeps a writer from being closed while another thread appends to it. In a forked child the files
+    belong to the parent, so it starts without any.
     """
 
     def __init__(self) -> None:
-        self._reset()
-        os.register_at_fork(after_in_child=self._reset)
-
-    def _reset(self) -> None:
-        # In a forked child the files belong to the parent, and the lock may have been held by a
-        # thread that does not exist here.
-        self._lock = threading.Lock()
-        self._writers: collections.OrderedDict[tuple[str, ...], ShardWriter] = collections.OrderedDict()
+        self._lock = PerProcess(threading.Lock)
+        self._writers: PerProcess[collections.OrderedDict[tuple[str, ...], ShardWriter]] = PerProcess(
+            collections.OrderedDict
+        )
 
     def append(self, root: str, folder: tuple[str, ...], line: bytes) -> Path:
         """Append to this process's shard in ``root/folder…/shards``; returns the file's path.
@@ -77,16 +75,16 @@ class ShardWriters:
         short stays the last of its file and is reported by readers.
         """
         key = (root, *folder)
-        with self._lock:
-            writer = self._writers.get(key)
+        with self._lock.value:
+            writer = self._writers.value.get(key)
             if writer is not None and writer.is_deleted():
                 self._discard(key)
                 writer = None
             if writer is None:
-                writer = self._writers[key] = ShardWriter(root, (*folder, SHARDS))
-                if len(self._writers) > _MAX_OPEN:
-                    self._discard(next(iter(self._writers)))
-            self._writers.move_to_end(key)
+                writer = self._writers.value[key] = ShardWriter(root, (*folder, SHARDS))
+                if len(self._writers.value) > _MAX_OPEN:
+                    self._discard(next(iter(self._writers.value)))
+            self._writers.value.move_to_end(key)
             try:
                 writer.append(line)
             except OSError:
@@ -95,7 +93,7 @@ class ShardWriters:
             return writer.path
 
     def _discard(self, key: tuple[str, ...]) -> None:
-        self._writers.pop(key).close()
+        self._writers.value.pop(key).close()
 
 
 shard_writers = ShardWriters()
