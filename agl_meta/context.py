@@ -16,6 +16,8 @@ from typing import Any
 
 import attrs
 
+from agl_meta.describing import describe, describe_error
+from agl_meta.encoding_objects import type_name
 from agl_meta.errors import NotInRolloutError, StampError, UnstampedRolloutWarning
 from agl_meta.forks import PerProcess
 
@@ -83,8 +85,20 @@ class TrainingContext:
 
         Takes an ``AttemptedRollout`` or ``Rollout`` (v1), a ``RolloutLegacy`` or ``Task`` (v0), or
         anything with the same attributes. Raises :class:`StampError` for an entry of an unknown
-        schema version or one whose values have the wrong type.
+        schema version or one whose values have the wrong type, and for metadata that can't be read.
         """
+        try:
+            return cls._read(rollout)
+        except StampError:
+            raise
+        except Exception as error:  # of the metadata's own code: it may hold any object
+            raise StampError(
+                f"The metadata of the rollout can't be read: {describe_error(error):.200}; expected plain "
+                "data. Something between trainer and runner changed the metadata."
+            ) from error
+
+    @classmethod
+    def _read(cls, rollout: Any) -> TrainingContext:
         metadata = getattr(rollout, "metadata", None)
         task = getattr(rollout, "task", None)
         if not _is_stamp_holder(metadata) and task is not None:
@@ -133,8 +147,8 @@ def _is_stamp_holder(metadata: Any) -> bool:
 
 def _check_schema(entry: Any) -> None:
     schema = entry.get("schema") if isinstance(entry, Mapping) else None
-    if schema != STAMP_SCHEMA or isinstance(schema, bool):
-        found = f"schema {schema!r}" if isinstance(entry, Mapping) else f"{type(entry).__name__}"
+    if type(schema) is not int or schema != STAMP_SCHEMA:
+        found = f"schema {describe(schema)}" if isinstance(entry, Mapping) else type_name(type(entry))
         raise StampError(
             f"The task's metadata holds an {STAMP_KEY!r} entry with {found}; this agl_meta reads "
             f"schema {STAMP_SCHEMA}. Install the same agl_meta version where the trainer runs and "
@@ -149,7 +163,7 @@ def _check_type(name: str, value: Any) -> None:
     expected = int if name in _INTEGERS else bool if name == "is_train" else str
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise StampError(
-            f"The task's metadata holds {name}={value!r:.80} ({type(value).__name__}); expected "
+            f"The task's metadata holds {name}={describe(value)} ({type_name(type(value))}); expected "
             f"{expected.__name__}. Something between trainer and runner changed the metadata."
         )
 

@@ -6,6 +6,7 @@ import collections
 import logging
 import threading
 
+from agl_meta.describing import describe_error
 from agl_meta.forks import PerProcess
 
 logger = logging.getLogger("agl_meta")
@@ -23,7 +24,7 @@ class FaultCounter:
 
     def record(self, doing: str, cause: BaseException | str) -> None:
         """Count one fault; log it if this activity has not failed of this cause before."""
-        text = cause if isinstance(cause, str) else f"{type(cause).__name__}: {_safe_text(cause)}"
+        text = cause if isinstance(cause, str) else describe_error(cause)
         # The path makes each failing file a cause of its own: the errno names the cause.
         if isinstance(cause, OSError) and cause.strerror is not None:
             key = f"{doing}: {cause.strerror}"
@@ -44,13 +45,6 @@ class FaultCounter:
         """Log all counts, if there are any."""
         for key, count in self.counts().items():
             logger.warning("%d × %s", count, key)
-
-
-def _safe_text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<its message can't be shown>"
 
 
 faults = FaultCounter()

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from agl_meta.describing import describe
 from agl_meta.errors import DamagedRecordWarning, OutputDirError, RecordError
 from agl_meta.records import Prediction, parse_prediction
 from agl_meta.shards import SHARD_SUFFIX
@@ -123,7 +124,7 @@ def read_pass(folder: str | os.PathLike[str]) -> dict[str, Any]:
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != PASS_SCHEMA:
         raise RecordError(
-            f"{path}: found schema {schema!r:.80}; this agl_meta reads schema {PASS_SCHEMA}. Read it "
+            f"{path}: found schema {describe(schema)}; this agl_meta reads schema {PASS_SCHEMA}. Read it "
             "with the version that wrote it."
         )
     return dict(document)

@@ -21,6 +21,7 @@ import orjson
 
 from agl_meta.context import TrainingContext, split_name
 from agl_meta.decoding import decode
+from agl_meta.describing import describe
 from agl_meta.encoding import encode
 from agl_meta.errors import RecordError
 
@@ -97,7 +98,7 @@ def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
         raise RecordError(f"{where}: found {type(record).__name__}; expected a record of agl_meta.")
     if record["schema"] != RECORD_SCHEMA:
         raise RecordError(
-            f"{where}: found schema {record['schema']!r:.80}; this agl_meta reads schema "
+            f"{where}: found schema {describe(record['schema'])}; this agl_meta reads schema "
             f"{RECORD_SCHEMA}. Read it with the version that wrote it."
         )
     if record.get("kind") != PREDICTION:
@@ -129,5 +130,5 @@ def _context(record: Mapping[str, Any]) -> TrainingContext:
 def _of_type(record: Mapping[str, Any], key: str, expected: type) -> Any:
     value = record[key]
     if not isinstance(value, expected):
-        raise TypeError(f"{key} is {value!r:.80}")
+        raise TypeError(f"{key} is {describe(value)}")
     return value
