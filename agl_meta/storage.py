@@ -288,8 +288,8 @@ def open_folder(root: str, parts: tuple[str, ...]) -> int:
                         "written through it: remove it, or choose another output_dir."
                     ) from error
                 raise
-            os.close(current)
-            current = following
+            current, above = following, current
+            os.close(above)
     except BaseException:
         os.close(current)
         raise
