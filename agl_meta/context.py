@@ -168,7 +168,16 @@ def _check_type(name: str, value: Any) -> None:
         )
 
 
-_current: contextvars.ContextVar[TrainingContext | StampError | None] = contextvars.ContextVar(
+@attrs.frozen
+class _Running:
+    """A rollout that was entered: what its stamp says, and the rollout around it."""
+
+    value: TrainingContext | StampError
+    ids: tuple[Any, Any]
+    outer: _Running | None
+
+
+_current: contextvars.ContextVar[_Running | None] = contextvars.ContextVar(
     "agl_meta_training_context", default=None
 )
 
@@ -188,15 +197,16 @@ def current_training_context() -> TrainingContext:
     Raises :class:`NotInRolloutError` outside a rollout and in a thread that was started without the
     rollout's context, and :class:`StampError` if the rollout's stamp can't be read.
     """
-    context = _current.get()
-    if context is None:
+    running = _current.get()
+    if running is None:
         raise NotInRolloutError(_NOT_IN_ROLLOUT)
-    if isinstance(context, StampError):
-        raise context
-    return context
+    if isinstance(running.value, StampError):
+        # Each raise adds to the traceback of an error, and so keeps frames alive.
+        raise running.value.with_traceback(None)
+    return running.value
 
 
-def enter(rollout: Any) -> contextvars.Token[TrainingContext | StampError | None]:
+def enter(rollout: Any) -> contextvars.Token[_Running | None]:
     """Make the context of ``rollout`` the current one; for this library's own agent side.
 
     A stamp that can't be read does not stop the rollout: the error is raised where the context is
@@ -206,25 +216,21 @@ def enter(rollout: Any) -> contextvars.Token[TrainingContext | StampError | None
     try:
         value = TrainingContext.from_rollout(rollout)
     except StampError as error:
-        value = error
+        value = error.with_traceback(None)
     else:
         if not value.is_stamped:
             _warn_unstamped_once()
-    return _current.set(value)
+    return _current.set(_Running(value, _ids(rollout), _current.get()))
 
 
 def is_current(rollout: Any) -> bool:
     """Whether the current context is that of ``rollout``, in the same attempt."""
-    context = _current.get()
-    return (
-        isinstance(context, TrainingContext)
-        and context.rollout_id is not None
-        and context.rollout_id == getattr(rollout, "rollout_id", None)
-        and context.attempt_id == getattr(getattr(rollout, "attempt", None), "attempt_id", None)
-    )
+    running = _current.get()
+    ids = _ids(rollout)
+    return running is not None and ids[0] is not None and running.ids == ids
 
 
-def leave(token: contextvars.Token[TrainingContext | StampError | None]) -> None:
+def leave(token: contextvars.Token[_Running | None]) -> None:
     """Restore what was current before :func:`enter`."""
     # A coroutine that is closed by another task than it ran in has another Context; what it set
     # there is gone with that Context, so there is nothing to restore.
@@ -232,9 +238,28 @@ def leave(token: contextvars.Token[TrainingContext | StampError | None]) -> None
         _current.reset(token)
 
 
-def clear() -> None:
-    """Leave whatever rollout is current, where no token could be kept (the runner's hooks)."""
-    _current.set(None)
+def leave_rollout(rollout: Any) -> None:
+    """Restore what was current before ``rollout`` was entered, where no token could be kept.
+
+    For the runner's hooks. Rollouts inside it that nobody left are left with it; a rollout that was
+    never entered changes nothing.
+    """
+    ids = _ids(rollout)
+    running = _current.get()
+    while running is not None:
+        if running.ids == ids:
+            _current.set(running.outer)
+            return
+        running = running.outer
+
+
+def _ids(rollout: Any) -> tuple[Any, Any]:
+    """Rollout and attempt, as upstream names them."""
+    try:
+        attempt = getattr(rollout, "attempt", None)
+        return getattr(rollout, "rollout_id", None), getattr(attempt, "attempt_id", None)
+    except Exception:  # from_rollout tells of it
+        return None, None
 
 
 @contextlib.contextmanager

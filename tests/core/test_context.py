@@ -196,6 +196,18 @@ def test_a_stamp_that_can_not_be_read_is_an_error_on_access() -> None:
         current_training_context()
 
 
+def test_asking_again_for_what_can_not_be_read() -> None:
+    """Each time the same error, which does not grow: it would keep the frames of all that asked."""
+
+    def frames() -> int:
+        with pytest.raises(StampError) as caught:
+            current_training_context()
+        return len(caught.traceback)
+
+    with training_context_of(v1(stamp(schema=2))):
+        assert [frames() for _ in range(5)] == [frames()] * 5
+
+
 def test_tasks_and_threads() -> None:
     """Tasks and to_thread inherit; a bare thread does not, unless the context is copied."""
 
