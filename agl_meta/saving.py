@@ -50,7 +50,7 @@ def save_prediction(value: object, name: str = "prediction") -> Path | None:
     record, or ``None`` if it could not be written (a full disk, say): such a loss is logged and
     counted, and the rollout goes on. Raises :class:`NotInRolloutError` outside a rollout,
     :class:`StampError` if the rollout's stamp can't be read or leads out of the output folder, and
-    :class:`OutputDirError` if the training has no output folder.
+    :class:`OutputDirError` if the training has no output folder or the environment variable names none.
     """
     if not isinstance(name, str):
         raise TypeError(f"name is {describe(name)} ({type(name).__name__}); expected a str.")
@@ -70,7 +70,8 @@ def current_step_dir() -> Path:
     """The folder of the pass that runs here, made on first use: ``…/global_step_40/val``.
 
     Shared by all rollouts of the pass; for files of one rollout see :func:`current_rollout_dir`.
-    Raises as :func:`save_prediction` does, and :class:`OSError`.
+    Raises as :func:`save_prediction` does; and where that returns ``None``, :class:`OutputDirError` for a
+    pass or a rollout without a folder, and :class:`OSError`.
     """
     return _make_folder(current_training_context(), ())
 
@@ -79,7 +80,7 @@ def current_rollout_dir() -> Path:
     """A folder of this rollout's own, made on first use: ``…/global_step_40/val/files/<rollout>``.
 
     A further attempt of the same rollout gets a folder of its own, with the number of the attempt
-    behind a dot. Raises as :func:`save_prediction` does, and :class:`OSError`.
+    behind a dot. Raises as :func:`current_step_dir` does.
     """
     context = current_training_context()
     name = safe_name(context.rollout_id or "rollout")
