@@ -30,6 +30,8 @@ _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout
 _WRAPPED = "_agl_meta_wrapped"
 # A mark on the functions themselves would be copied by a user's ``functools.wraps``.
 _wrappers: weakref.WeakSet[Any] = weakref.WeakSet()
+# Those of them that pass calls on to the next class in the tree.
+_forwarders: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # The v0.1 signature hands the rollout method an id only; the task, with its metadata, is seen by
 # ``on_rollout_start`` alone, which the legacy runner calls in the same thread or asyncio task.
@@ -152,37 +154,44 @@ def _is_upstream_default(owner: type) -> bool:
 
 
 def _wrap_method(cls: type, name: str) -> None:
+    _drop_forwarder(cls, name)
     found = _find(cls, name)
     if found is None or _is_upstream_default(found[0]) or _is_wrapper(found[1]):
         return
     owner, attribute = found
     call = _caller(cls, owner, name, attribute)
     names = _positional_names(attribute, owner)
+    __class__ = None  # see _share_class_cell
 
     async def wrapper_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _Visit(names, args, kwargs) as visit:
             visit.returned = await call(self, *args, **kwargs)
             return visit.returned
+        return __class__
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         with _Visit(names, args, kwargs) as visit:
             visit.returned = call(self, *args, **kwargs)
             return visit.returned
+        return __class__
 
     _install(cls, name, wrapper_async if name in _ASYNC_METHODS else wrapper, attribute, owner)
 
 
 def _wrap_hook(cls: type, name: str, before: Callable[..., None]) -> None:
     """Wrap a hook that only the legacy runner (v0) calls, with positional arguments."""
+    _drop_forwarder(cls, name)
     found = _find(cls, name)
     if found is None or _is_wrapper(found[1]):
         return
     owner, attribute = found
     call = _caller(cls, owner, name, attribute)
+    __class__ = None  # see _share_class_cell
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         before(*args, **kwargs)
         return call(self, *args, **kwargs)
+        return __class__
 
     _install(cls, name, wrapper, attribute, owner)
 
@@ -210,7 +219,18 @@ def _caller(cls: type, owner: type, name: str, attribute: Any) -> Callable[..., 
     return lambda self, *args, **kwargs: attribute(*args, **kwargs)
 
 
-def _install(cls: type, name: str, wrapper: Callable[..., Any], attribute: Any, owner: type) -> None:
+def _drop_forwarder(cls: type, name: str) -> None:
+    # attrs.define and dataclass(slots=True) make a class anew, from all that stands in the first one: what
+    # passes calls on from there can't do so from the new class.
+    if _is_forwarder(vars(cls).get(name)):
+        delattr(cls, name)
+
+
+def _install(cls: type, name: str, wrapper: Any, attribute: Any, owner: type) -> None:
+    if owner is cls:
+        wrapper = _share_class_cell(wrapper, attribute)
+    else:
+        _forwarders.add(wrapper)
     functools.update_wrapper(wrapper, attribute)
     if not isinstance(attribute, FunctionType):
         # ``inspect.signature`` would follow ``__wrapped__`` and drop a parameter too many.
@@ -222,8 +242,29 @@ def _install(cls: type, name: str, wrapper: Callable[..., Any], attribute: Any, 
     setattr(cls, name, wrapper)
 
 
+def _share_class_cell(wrapper: Any, attribute: Any) -> Any:
+    """The wrapper, with the cell of the method's own ``__class__`` in its closure.
+
+    It is what ``super()`` reads. A decorator that makes the class anew looks for it in the closures of what
+    stands in the class, as attrs does, and puts the new class into it.
+    """
+    method = attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
+    if not isinstance(method, FunctionType):
+        return wrapper
+    cells = dict(zip(method.__code__.co_freevars, method.__closure__ or (), strict=True))
+    if "__class__" not in cells:
+        return wrapper
+    own = zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True)
+    closure = tuple(cells["__class__"] if name == "__class__" else cell for name, cell in own)
+    return FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, None, closure)
+
+
 def _is_wrapper(attribute: Any) -> bool:
     return isinstance(attribute, FunctionType) and attribute in _wrappers
+
+
+def _is_forwarder(attribute: Any) -> bool:
+    return isinstance(attribute, FunctionType) and attribute in _forwarders
 
 
 def _signature(attribute: Any, owner: type) -> inspect.Signature | None:

@@ -16,7 +16,10 @@ from typing import Any
 
 import attrs
 
+from agl_meta.describing import describe, describe_error
+from agl_meta.encoding_objects import type_name
 from agl_meta.errors import NotInRolloutError, StampError, UnstampedRolloutWarning
+from agl_meta.forks import PerProcess
 
 STAMP_KEY = "agl_meta"
 """Metadata key of the entry that holds all that does not stand flat."""
@@ -84,8 +87,20 @@ class TrainingContext:
 
         Takes an ``AttemptedRollout`` or ``Rollout`` (v1), a ``RolloutLegacy`` or ``Task`` (v0), or
         anything with the same attributes. Raises :class:`StampError` for an entry of an unknown
-        schema version or one whose values have the wrong type.
+        schema version or one whose values have the wrong type, and for metadata that can't be read.
         """
+        try:
+            return cls._read(rollout)
+        except StampError:
+            raise
+        except Exception as error:  # of the metadata's own code: it may hold any object
+            raise StampError(
+                f"The metadata of the rollout can't be read: {describe_error(error):.200}; expected plain "
+                "data. Something between trainer and runner changed the metadata."
+            ) from error
+
+    @classmethod
+    def _read(cls, rollout: Any) -> TrainingContext:
         metadata = getattr(rollout, "metadata", None)
         task = getattr(rollout, "task", None)
         if not _is_stamp_holder(metadata) and task is not None:
@@ -137,8 +152,8 @@ def _is_stamp_holder(metadata: Any) -> bool:
 
 def _check_schema(entry: Any) -> None:
     schema = entry.get("schema") if isinstance(entry, Mapping) else None
-    if schema != STAMP_SCHEMA or isinstance(schema, bool):
-        found = f"schema {schema!r}" if isinstance(entry, Mapping) else f"{type(entry).__name__}"
+    if type(schema) is not int or schema != STAMP_SCHEMA:
+        found = f"schema {describe(schema)}" if isinstance(entry, Mapping) else type_name(type(entry))
         raise StampError(
             f"The task's metadata holds an {STAMP_KEY!r} entry with {found}; this agl_meta reads "
             f"schema {STAMP_SCHEMA}. Install the same agl_meta version where the trainer runs and "
@@ -153,12 +168,21 @@ def _check_type(name: str, value: Any) -> None:
     expected = int if name in _INTEGERS else bool if name in _BOOLEANS else str
     if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
         raise StampError(
-            f"The task's metadata holds {name}={value!r:.80} ({type(value).__name__}); expected "
+            f"The task's metadata holds {name}={describe(value)} ({type_name(type(value))}); expected "
             f"{expected.__name__}. Something between trainer and runner changed the metadata."
         )
 
 
-_current: contextvars.ContextVar[TrainingContext | StampError | None] = contextvars.ContextVar(
+@attrs.frozen
+class _Running:
+    """A rollout that was entered: what its stamp says, and the rollout around it."""
+
+    value: TrainingContext | StampError
+    ids: tuple[Any, Any]
+    outer: _Running | None
+
+
+_current: contextvars.ContextVar[_Running | None] = contextvars.ContextVar(
     "agl_meta_training_context", default=None
 )
 
@@ -178,15 +202,16 @@ def current_training_context() -> TrainingContext:
     Raises :class:`NotInRolloutError` outside a rollout and in a thread that was started without the
     rollout's context, and :class:`StampError` if the rollout's stamp can't be read.
     """
-    context = _current.get()
-    if context is None:
+    running = _current.get()
+    if running is None:
         raise NotInRolloutError(_NOT_IN_ROLLOUT)
-    if isinstance(context, StampError):
-        raise context
-    return context
+    if isinstance(running.value, StampError):
+        # Each raise adds to the traceback of an error, and so keeps frames alive.
+        raise running.value.with_traceback(None)
+    return running.value
 
 
-def enter(rollout: Any) -> contextvars.Token[TrainingContext | StampError | None]:
+def enter(rollout: Any) -> contextvars.Token[_Running | None]:
     """Make the context of ``rollout`` the current one; for this library's own agent side.
 
     A stamp that can't be read does not stop the rollout: the error is raised where the context is
@@ -196,25 +221,21 @@ def enter(rollout: Any) -> contextvars.Token[TrainingContext | StampError | None
     try:
         value = TrainingContext.from_rollout(rollout)
     except StampError as error:
-        value = error
+        value = error.with_traceback(None)
     else:
         if not value.is_stamped:
             _warn_unstamped_once()
-    return _current.set(value)
+    return _current.set(_Running(value, _ids(rollout), _current.get()))
 
 
 def is_current(rollout: Any) -> bool:
     """Whether the current context is that of ``rollout``, in the same attempt."""
-    context = _current.get()
-    return (
-        isinstance(context, TrainingContext)
-        and context.rollout_id is not None
-        and context.rollout_id == getattr(rollout, "rollout_id", None)
-        and context.attempt_id == getattr(getattr(rollout, "attempt", None), "attempt_id", None)
-    )
+    running = _current.get()
+    ids = _ids(rollout)
+    return running is not None and ids[0] is not None and running.ids == ids
 
 
-def leave(token: contextvars.Token[TrainingContext | StampError | None]) -> None:
+def leave(token: contextvars.Token[_Running | None]) -> None:
     """Restore what was current before :func:`enter`."""
     # A coroutine that is closed by another task than it ran in has another Context; what it set
     # there is gone with that Context, so there is nothing to restore.
@@ -222,9 +243,28 @@ def leave(token: contextvars.Token[TrainingContext | StampError | None]) -> None
         _current.reset(token)
 
 
-def clear() -> None:
-    """Leave whatever rollout is current, where no token could be kept (the runner's hooks)."""
-    _current.set(None)
+def leave_rollout(rollout: Any) -> None:
+    """Restore what was current before ``rollout`` was entered, where no token could be kept.
+
+    For the runner's hooks. Rollouts inside it that nobody left are left with it; a rollout that was
+    never entered changes nothing.
+    """
+    ids = _ids(rollout)
+    running = _current.get()
+    while running is not None:
+        if running.ids == ids:
+            _current.set(running.outer)
+            return
+        running = running.outer
+
+
+def _ids(rollout: Any) -> tuple[Any, Any]:
+    """Rollout and attempt, as upstream names them."""
+    try:
+        attempt = getattr(rollout, "attempt", None)
+        return getattr(rollout, "rollout_id", None), getattr(attempt, "attempt_id", None)
+    except Exception:  # from_rollout tells of it
+        return None, None
 
 
 @contextlib.contextmanager
@@ -238,12 +278,12 @@ def training_context_of(rollout: Any) -> Iterator[None]:
 
 
 _warned = False
-_warn_lock = threading.Lock()
+_warn_lock = PerProcess(threading.Lock)
 
 
 def _warn_unstamped_once() -> None:
     global _warned
-    with _warn_lock:
+    with _warn_lock.value:
         if _warned:
             return
         _warned = True

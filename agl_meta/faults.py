@@ -8,6 +8,9 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from agl_meta.describing import describe_error
+from agl_meta.forks import PerProcess
+
 logger = logging.getLogger("agl_meta")
 
 
@@ -18,18 +21,18 @@ class FaultCounter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
         self._counts: collections.Counter[str] = collections.Counter()
 
     def record(self, doing: str, cause: BaseException | str) -> None:
         """Count one fault; log it if this activity has not failed of this cause before."""
-        text = cause if isinstance(cause, str) else f"{type(cause).__name__}: {_safe_text(cause)}"
+        text = cause if isinstance(cause, str) else describe_error(cause)
         # The path makes each failing file a cause of its own: the errno names the cause.
         if isinstance(cause, OSError) and cause.strerror is not None:
             key = f"{doing}: {cause.strerror}"
         else:
             key = f"{doing}: {text}"
-        with self._lock:
+        with self._lock.value:
             self._counts[key] += 1
             first = self._counts[key] == 1
         if first:
@@ -45,20 +48,13 @@ class FaultCounter:
 
     def counts(self) -> dict[str, int]:
         """How often each fault happened in this process, by activity and cause."""
-        with self._lock:
+        with self._lock.value:
             return dict(self._counts)
 
     def log_summary(self) -> None:
         """Log all counts, if there are any."""
         for key, count in self.counts().items():
             logger.warning("%d × %s", count, key)
-
-
-def _safe_text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return "<its message can't be shown>"
 
 
 faults = FaultCounter()

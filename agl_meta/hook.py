@@ -6,7 +6,7 @@ from typing import Any
 
 from agentlightning import Hook
 
-from agl_meta.context import clear, enter, is_current
+from agl_meta.context import enter, leave_rollout
 
 
 class TrainingContextHook(Hook):  # type: ignore[misc]
@@ -22,6 +22,5 @@ class TrainingContextHook(Hook):  # type: ignore[misc]
         enter(rollout)
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:
-        """Leave it again, so that nothing between two rollouts sees the first one's values."""
-        if is_current(rollout):
-            clear()
+        """Leave it again, so that nothing between two rollouts sees the first one's values or error."""
+        leave_rollout(rollout)

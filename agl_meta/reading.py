@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import orjson
 
 from agl_meta.decoding import decode
+from agl_meta.describing import describe
 from agl_meta.errors import DamagedRecordWarning, OutputDirError, RecordError
 from agl_meta.records import DAMAGE, Prediction, parse_prediction
 from agl_meta.rows import Row, parse_row
@@ -196,7 +197,7 @@ def _read_document(path: Path, schema: int) -> dict[str, Any]:
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
         raise RecordError(
-            f"{path}: found schema {found!r:.80}; this agl_meta reads schema {schema}. Read it with the "
+            f"{path}: found schema {describe(found)}; this agl_meta reads schema {schema}. Read it with the "
             "version that wrote it."
         )
     try:

@@ -21,6 +21,7 @@ import orjson
 
 from agl_meta.context import TrainingContext, split_name
 from agl_meta.decoding import decode
+from agl_meta.describing import describe
 from agl_meta.encoding import encode
 from agl_meta.errors import RecordError
 
@@ -112,7 +113,7 @@ def parse_head(line: bytes, path: Path, number: int) -> dict[str, Any]:
         raise RecordError(f"{where}: found {type(record).__name__}; expected a record of agl_meta.")
     if record["schema"] != RECORD_SCHEMA:
         raise RecordError(
-            f"{where}: found schema {record['schema']!r:.80}; this agl_meta reads schema "
+            f"{where}: found schema {describe(record['schema'])}; this agl_meta reads schema "
             f"{RECORD_SCHEMA}. Read it with the version that wrote it."
         )
     try:
@@ -169,4 +170,4 @@ def context_in(record: Mapping[str, Any]) -> TrainingContext:
 def _of_type(record: Mapping[str, Any], key: str, expected: Any) -> None:
     value = record[key]
     if not isinstance(value, expected):
-        raise TypeError(f"{key} is {value!r:.80}")
+        raise TypeError(f"{key} is {describe(value)}")

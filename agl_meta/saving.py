@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from agl_meta.context import TrainingContext, current_training_context
-from agl_meta.errors import OutputDirError, StampError
+from agl_meta.describing import describe
+from agl_meta.errors import OutputDirError
 from agl_meta.faults import faults
 from agl_meta.records import PREDICTION, record_line
 from agl_meta.shards import shard_writers
@@ -16,9 +17,12 @@ from agl_meta.storage import (
     FILES,
     OUTPUT_DIR_VARIABLE,
     UNSTAMPED,
+    make_root,
     open_folder,
     pass_parts,
+    pinned_root,
     rollout_folder,
+    stamped_root,
 )
 
 logger = logging.getLogger(__name__)
@@ -27,6 +31,15 @@ _NO_OUTPUT_DIR = (
     "There is no output folder to save to: the training was started without output_dir and without "
     f"{OUTPUT_DIR_VARIABLE}. Pass agl_meta.VERL(config, output_dir='runs/…'), or set the environment "
     f"variable {OUTPUT_DIR_VARIABLE} before the training is started."
+)
+_NOT_STAMPED = (
+    "There is no output folder to save to: this rollout was enqueued without agl_meta, and the environment "
+    f"variable {OUTPUT_DIR_VARIABLE} is not set where it runs. Train with agl_meta.VERL(config, "
+    "output_dir='runs/…') as Trainer(algorithm=…), or set the variable."
+)
+_NO_PASS_FOLDER = (
+    "There is no folder to save to: the trainer could not create the folder of this pass. Its log says why, "
+    "as 'creating the folder of a pass failed'; that cause has to go (a full disk, say)."
 )
 
 
@@ -37,10 +50,10 @@ def save_prediction(value: object, name: str = "prediction") -> Path | None:
     record, or ``None`` if it could not be written (a full disk, say): such a loss is logged and
     counted, and the rollout goes on. Raises :class:`NotInRolloutError` outside a rollout,
     :class:`StampError` if the rollout's stamp can't be read or leads out of the output folder, and
-    :class:`OutputDirError` if the training has no output folder.
+    :class:`OutputDirError` if the training has no output folder or the environment variable names none.
     """
     if not isinstance(name, str):
-        raise TypeError(f"name is {name!r:.80} ({type(name).__name__}); expected a str.")
+        raise TypeError(f"name is {describe(name)} ({type(name).__name__}); expected a str.")
     return save_record(current_training_context(), PREDICTION, name, value)
 
 
@@ -48,7 +61,8 @@ def save_record(context: TrainingContext, kind: str, name: str, value: object) -
     """Save a record of any kind, as :func:`save_prediction` does."""
     try:
         place = _place(context)
-        if place is None:
+        if isinstance(place, str):
+            faults.record(f"saving a {kind}", place)
             return None
         return shard_writers.append(*place, record_line(context, kind, name, value))
     except OSError as error:
@@ -60,7 +74,8 @@ def current_step_dir() -> Path:
     """The folder of the pass that runs here, made on first use: ``…/global_step_40/val``.
 
     Shared by all rollouts of the pass; for files of one rollout see :func:`current_rollout_dir`.
-    Raises as :func:`save_prediction` does, and :class:`OSError`.
+    Raises as :func:`save_prediction` does; and where that returns ``None``, :class:`OutputDirError` for a
+    pass or a rollout without a folder, and :class:`OSError`.
     """
     return _make_folder(current_training_context(), ())
 
@@ -69,7 +84,7 @@ def current_rollout_dir() -> Path:
     """A folder of this rollout's own, made on first use: ``…/global_step_40/val/files/<rollout>``.
 
     A further attempt of the same rollout gets a folder of its own, with the number of the attempt
-    behind a dot. Raises as :func:`save_prediction` does, and :class:`OSError`.
+    behind a dot. Raises as :func:`current_step_dir` does.
     """
     context = current_training_context()
     name = rollout_folder(context.rollout_id or "rollout", context.attempt_number)
@@ -78,36 +93,29 @@ def current_rollout_dir() -> Path:
 
 def _make_folder(context: TrainingContext, below: tuple[str, ...]) -> Path:
     place = _place(context)
-    if place is None:
-        raise OutputDirError(_NO_OUTPUT_DIR)
+    if isinstance(place, str):
+        raise OutputDirError(place)
     root, folder = place
     os.close(open_folder(root, (*folder, *below)))
     return Path(root, *folder, *below)
 
 
-def _place(context: TrainingContext) -> tuple[str, tuple[str, ...]] | None:
-    """Root and folder names below it; ``None`` for a rollout without stamps and without a root."""
-    pinned = os.environ.get(OUTPUT_DIR_VARIABLE)
+def _place(context: TrainingContext) -> tuple[str, tuple[str, ...]] | str:
+    """Root and folder names below it; or, where a rollout has no place and may run on, why."""
+    pinned = pinned_root()
     if not context.is_stamped:
         # Trainer.dev and other algorithms: the agent's code runs on.
-        if not pinned:
-            faults.record("saving a prediction of a rollout without stamps", _NO_OUTPUT_DIR)
-            return None
-        return _pinned_root(pinned), (UNSTAMPED,)
-    if not context.output_dir:
+        if pinned is None:
+            return _NOT_STAMPED
+        folder: tuple[str, ...] = (UNSTAMPED,)
+    elif not context.output_dir:
         raise OutputDirError(_NO_OUTPUT_DIR)
-    root = _pinned_root(pinned) if pinned else context.output_dir
-    if context.pass_path is None:
-        faults.record("saving a prediction", "the trainer could not create the folder of this pass")
-        return None
-    if root[0] != os.sep:
-        raise StampError(
-            f"The rollout is stamped with the output folder {root!r:.200}; expected an absolute path."
-        )
-    return root, pass_parts(context.pass_path)
-
-
-def _pinned_root(pinned: str) -> str:
+    elif context.pass_path is None:
+        return _NO_PASS_FOLDER
+    else:
+        folder = pass_parts(context.pass_path)
+        if pinned is None:
+            return stamped_root(context.output_dir), folder
     # Where the variable names the root, it is this machine's own folder: it may have to be made.
-    os.makedirs(pinned, exist_ok=True)
-    return os.path.abspath(pinned)
+    make_root(pinned)
+    return pinned, folder

@@ -7,6 +7,7 @@ of its own (after coverage.py's parallel data files).
 from __future__ import annotations
 
 import collections
+import fcntl
 import os
 import re
 import secrets
@@ -14,6 +15,8 @@ import socket
 import threading
 from pathlib import Path
 
+from agl_meta.faults import faults
+from agl_meta.forks import PerProcess
 from agl_meta.storage import SHARDS, open_folder, write_all
 
 SHARD_SUFFIX = ".jsonl"
@@ -30,7 +33,7 @@ class ShardWriter:
         directory = open_folder(root, folder)
         try:
             # umask narrows the rights as for any other file of this user.
-            self._descriptor = os.open(
+            descriptor = os.open(
                 name,
                 os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
                 0o666,
@@ -38,37 +41,75 @@ class ShardWriter:
             )
         finally:
             os.close(directory)
+        self._descriptor = _above_standard(descriptor)
+        self._identity = _identity(os.fstat(self._descriptor))
+        self._flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         self.path = Path(root, *folder, name)
 
     def append(self, line: bytes) -> None:
         """Write one line, which ends with its newline, in one call. Raises :class:`OSError`."""
         write_all(self._descriptor, line)
 
-    def is_deleted(self) -> bool:
-        """Whether the file was deleted meanwhile, so that what is appended would be lost."""
-        return os.fstat(self._descriptor).st_nlink == 0
+    def is_usable(self) -> bool:
+        """Whether the file is still open and there, so that what is appended can be read."""
+        found = self._stat()
+        return found is not None and found.st_nlink > 0
 
     def close(self) -> None:
-        """Close the file; appending afterwards is an error."""
-        os.close(self._descriptor)
+        """Close the file, if it is still open; appending afterwards is an error."""
+        if self._stat() is not None:
+            os.close(self._descriptor)
+
+    def _stat(self) -> os.stat_result | None:
+        """Stat of the open file; ``None`` if the descriptor is not ours any more.
+
+        Other code of the process may close all descriptors, as daemons do when they start. The number
+        then names nothing, or a file of that code, which must be neither written nor closed.
+        """
+        try:
+            found = os.fstat(self._descriptor)
+            # An inode that became free is used again at once: Linux keeps O_NOFOLLOW among the flags,
+            # which hardly any other file is opened with.
+            if (
+                _identity(found) != self._identity
+                or fcntl.fcntl(self._descriptor, fcntl.F_GETFL) != self._flags
+            ):
+                return None
+        except OSError:
+            return None
+        return found
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
+
+
+def _above_standard(descriptor: int) -> int:
+    """The descriptor, moved if it is one of the three that ``print`` and the like write to unasked.
+
+    A process that closed its standard streams gets their numbers for the next files that it opens.
+    """
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
 class ShardWriters:
     """The open writers of this process, by folder; the least recently used is closed.
 
     Thread-safe. One lock serves all writers of a process: it is held for one ``write`` call, and
-    keeps a writer from being closed while another thread appends to it.
+    keeps a writer from being closed while another thread appends to it. In a forked child the files
+    belong to the parent, so it starts without any.
     """
 
     def __init__(self) -> None:
-        self._reset()
-        os.register_at_fork(after_in_child=self._reset)
-
-    def _reset(self) -> None:
-        # In a forked child the files belong to the parent, and the lock may have been held by a
-        # thread that does not exist here.
-        self._lock = threading.Lock()
-        self._writers: collections.OrderedDict[tuple[str, ...], ShardWriter] = collections.OrderedDict()
+        self._lock = PerProcess(threading.Lock)
+        self._writers: PerProcess[collections.OrderedDict[tuple[str, ...], ShardWriter]] = PerProcess(
+            collections.OrderedDict
+        )
 
     def append(self, root: str, folder: tuple[str, ...], line: bytes) -> Path:
         """Append to this process's shard in ``root/folder…/shards``; returns the file's path.
@@ -77,25 +118,31 @@ class ShardWriters:
         short stays the last of its file and is reported by readers.
         """
         key = (root, *folder)
-        with self._lock:
-            writer = self._writers.get(key)
-            if writer is not None and writer.is_deleted():
-                self._discard(key)
+        with self._lock.value:
+            writers = self._writers.value
+            writer = writers.get(key)
+            if writer is not None and not writer.is_usable():
+                _close(writers.pop(key))
                 writer = None
             if writer is None:
-                writer = self._writers[key] = ShardWriter(root, (*folder, SHARDS))
-                if len(self._writers) > _MAX_OPEN:
-                    self._discard(next(iter(self._writers)))
-            self._writers.move_to_end(key)
+                writer = writers[key] = ShardWriter(root, (*folder, SHARDS))
+                if len(writers) > _MAX_OPEN:
+                    _close(writers.popitem(last=False)[1])
+            writers.move_to_end(key)
             try:
                 writer.append(line)
-            except OSError:
-                self._discard(key)
+            except BaseException:  # a signal handler of the user's may raise in the middle of a line
+                _close(writers.pop(key))
                 raise
             return writer.path
 
-    def _discard(self, key: tuple[str, ...]) -> None:
-        self._writers.pop(key).close()
+
+def _close(writer: ShardWriter) -> None:
+    # On some mounts only closing tells that an earlier record was lost; the next one must go on.
+    try:
+        writer.close()
+    except OSError as error:
+        faults.record("closing a file of predictions", error)
 
 
 shard_writers = ShardWriters()

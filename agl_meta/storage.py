@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from agl_meta.describing import describe
+from agl_meta.encoding_objects import is_text
 from agl_meta.errors import OutputDirError, StampError
 
 OUTPUT_DIR_VARIABLE = "AGL_META_OUTPUT_DIR"
@@ -67,43 +69,80 @@ class PassFolder(NamedTuple):
 # --------------------------------------------------------------------------------------------- root
 
 
-def prepare_root(output_dir: str | os.PathLike[str]) -> str:
+def root_path(output_dir: object, name: str = "output_dir") -> str:
+    """The absolute path of an output folder as a user names it: one way for trainer and runners.
+
+    ``~`` is the home folder of this process; a relative path starts from its current directory.
+    ``name`` says in messages where the path comes from. Touches no disk. Raises :class:`OutputDirError`.
+    """
+    text = os.fspath(output_dir) if isinstance(output_dir, os.PathLike) else output_dir
+    if not isinstance(text, str) or not text or not _is_file_name(text):
+        raise OutputDirError(f"{name} is {describe(text, 200)}; expected the path of a folder.")
+    if "://" in text:
+        raise OutputDirError(
+            f"{name} is {describe(text, 200)}; remote file systems are not supported yet. Name a local or "
+            "mounted folder."
+        )
+    if text[0] == "~":
+        text = os.path.expanduser(text)
+        if text[0] == "~":
+            raise OutputDirError(
+                f"{name} is {describe(text, 200)}, a home folder that is not known here; expected the path "
+                "of a folder. Name it in full, or write './~…' for a folder of that name."
+            )
+    return os.path.abspath(text)
+
+
+def pinned_root() -> str | None:
+    """The output folder that :data:`OUTPUT_DIR_VARIABLE` names on this machine, if it is set.
+
+    Raises :class:`OutputDirError`.
+    """
+    pinned = os.environ.get(OUTPUT_DIR_VARIABLE)
+    return root_path(pinned, OUTPUT_DIR_VARIABLE) if pinned else None
+
+
+def make_root(root: str) -> None:
+    """Create the output folder on a runner's machine, unless it is there. Raises :class:`OSError`."""
+    try:
+        os.stat(root)
+    except FileNotFoundError:
+        missing = _missing_mount(root)
+        if missing is not None:
+            raise FileNotFoundError(errno.ENOENT, "No such mounted or existing folder", missing) from None
+        _make_folders(root)
+
+
+def prepare_root(output_dir: str | os.PathLike[str], name: str = "output_dir") -> str:
     """Check and create the output folder; returns its absolute path.
 
     Raises :class:`OutputDirError` when it is a file, can't be written, lies in a folder that looks
     like a missing mount, or names a remote file system.
     """
-    text = os.fspath(output_dir)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise OutputDirError(f"output_dir is {text!r}; expected the path of a folder.")
-    if "://" in text:
-        raise OutputDirError(
-            f"output_dir is {text!r}; remote file systems are not supported yet. Name a local or "
-            "mounted folder."
-        )
-    root = os.path.abspath(os.path.expanduser(text))
+    root = root_path(output_dir, name)
+    shown = describe(root, 200)
     existing = _nearest_existing(root)
     if not os.path.isdir(existing):
         raise OutputDirError(
-            f"output_dir is {root!r}, and {existing!r} is a file; expected a folder or a free name. "
-            "Choose another output_dir."
+            f"{name} is {shown}, and {describe(existing, 200)} is a file; expected a folder or a free name. "
+            f"Choose another {name}."
         )
-    if existing != root and existing in _MOUNT_PARENTS:
-        missing = os.path.join(existing, os.path.relpath(root, existing).split(os.sep)[0])
+    missing = _missing_mount(root)
+    if missing is not None:
         raise OutputDirError(
-            f"output_dir is {root!r}, but {missing!r} does not exist; expected a mounted or existing "
-            f"folder there. Mount it, or create {missing!r} yourself if it is meant to be local."
+            f"{name} is {shown}, but {describe(missing, 200)} does not exist; expected a mounted or existing "
+            f"folder there. Mount it, or create {describe(missing, 200)} yourself if it is meant to be local."
         )
     try:
-        os.makedirs(root, exist_ok=True)
+        _make_folders(root)
         # Rights alone don't tell (root, read-only mounts, quotas): only writing does.
         with tempfile.TemporaryFile(dir=root) as probe:
             probe.write(b"agl_meta")
             probe.flush()
     except OSError as error:
         raise OutputDirError(
-            f"output_dir is {root!r}, which can't be written: {error.strerror or error}. Expected a "
-            "folder that this user may write. Choose another output_dir or change its rights."
+            f"{name} is {shown}, which can't be written: {error.strerror or error}. Expected a "
+            f"folder that this user may write. Choose another {name} or change its rights."
         ) from error
     return root
 
@@ -114,11 +153,49 @@ def find_root(output_dir: str | None) -> tuple[str | None, str | None]:
     They differ where :data:`OUTPUT_DIR_VARIABLE` names the folder of this machine. Both are ``None`` where
     nothing is to be saved. Raises :class:`OutputDirError`.
     """
-    pinned = os.environ.get(OUTPUT_DIR_VARIABLE)
-    if not pinned and not output_dir:
+    pinned = pinned_root()
+    # Looked at before anything is created.
+    stamped, name = (root_path(output_dir), "output_dir") if output_dir else (pinned, OUTPUT_DIR_VARIABLE)
+    if stamped is None:
         return None, None
-    root = prepare_root(pinned or output_dir or "")
-    return root, os.path.abspath(os.path.expanduser(output_dir)) if pinned and output_dir else root
+    if not is_text(stamped):
+        raise OutputDirError(
+            f"{name} is {describe(stamped, 200)}; expected a path that is valid UTF-8, since it travels to "
+            f"the runners as text. Choose another {name}."
+        )
+    root = prepare_root(stamped, name) if pinned is None else prepare_root(pinned, OUTPUT_DIR_VARIABLE)
+    return root, stamped
+
+
+def _make_folders(path: str) -> None:
+    """As ``os.makedirs(path, exist_ok=True)``, which raises RecursionError for a deep or overlong path."""
+    missing = []
+    while path:
+        try:
+            os.stat(path)
+            break
+        except FileNotFoundError:
+            missing.append(path)
+            path = os.path.dirname(path)
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):  # another process was quicker
+            os.mkdir(folder)
+
+
+def _is_file_name(text: str) -> bool:
+    """Whether the system takes the text for a path; for any other, its functions raise ValueError."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+
+
+def _missing_mount(root: str) -> str | None:
+    """What has to be mounted before ``root`` can be created."""
+    existing = _nearest_existing(root)
+    if existing == root or existing not in _MOUNT_PARENTS:
+        return None
+    return os.path.join(existing, os.path.relpath(root, existing).split(os.sep)[0])
 
 
 def _nearest_existing(path: str) -> str:
@@ -137,7 +214,7 @@ def create_pass(root: str, global_step: int, split: str, info: dict[str, Any]) -
     folder. Raises :class:`OSError`.
     """
     step_folder = f"global_step_{global_step}"
-    os.makedirs(os.path.join(root, step_folder), exist_ok=True)
+    _make_folders(os.path.join(root, step_folder))
     number = 1
     while True:
         pass_path = f"{step_folder}/{split}" if number == 1 else f"{step_folder}/{split}.{number}"
@@ -228,12 +305,27 @@ def open_folder(root: str, parts: tuple[str, ...]) -> int:
                         "written through it: remove it, or choose another output_dir."
                     ) from error
                 raise
-            os.close(current)
-            current = following
+            current, above = following, current
+            os.close(above)
     except BaseException:
         os.close(current)
         raise
     return current
+
+
+@functools.lru_cache(maxsize=64)
+def stamped_root(output_dir: str) -> str:
+    """The output folder as stamped, unchanged.
+
+    Raises :class:`StampError` for anything but an absolute path: the stamp came over the network, and
+    another process's current directory means nothing here.
+    """
+    if not output_dir.startswith(os.sep) or not _is_file_name(output_dir):
+        raise StampError(
+            f"The rollout is stamped with the output folder {describe(output_dir, 200)}; expected an "
+            "absolute path. Nothing is written to it."
+        )
+    return output_dir
 
 
 @functools.lru_cache(maxsize=64)
@@ -246,8 +338,8 @@ def pass_parts(pass_path: str) -> tuple[str, str]:
     step, _, folder = pass_path.partition("/")
     if _STEP_FOLDER.fullmatch(step) is None or _PASS_FOLDER.fullmatch(folder) is None:
         raise StampError(
-            f"The rollout is stamped with the pass folder {pass_path!r:.200}; expected something like "
-            "'global_step_40/val'. It is not written to."
+            f"The rollout is stamped with the pass folder {describe(pass_path, 200)}; expected something "
+            "like 'global_step_40/val'. It is not written to."
         )
     return step, folder
 

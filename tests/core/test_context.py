@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -77,21 +78,106 @@ def test_damaged(where: str, name: str, value: Any) -> None:
         TrainingContext.from_rollout(v1(metadata))
 
 
+class Refuses:
+    """Raises at everything that reading or describing a value may do with it."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise RuntimeError(self)
+
+    __repr__ = __str__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = __iter__ = _refuse  # type: ignore[assignment]
+    __contains__ = __getitem__ = __getattr__ = __format__ = _refuse  # type: ignore[assignment]
+
+
+class RefusingMapping(Refuses, Mapping):  # type: ignore[type-arg, misc]
+    """A mapping that can't be read."""
+
+
+class HasNoTruth:
+    """Compares as an array does."""
+
+    def __eq__(self, other: object) -> Any:
+        return Refuses()
+
+    __ne__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
+
+
+class RefusingDict(dict):  # type: ignore[type-arg]
+    """A dict whose own code fails."""
+
+    __repr__ = get = __getitem__ = Refuses._refuse  # type: ignore[assignment]
+
+
+def nested(depth: int) -> Any:
+    value: Any = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+DEEP = nested(100_000)
+# repr() of the first two raises ValueError and RecursionError.
+ODD: dict[str, Callable[[], Any]] = {
+    "int": lambda: 10**10_000,
+    "deep": lambda: DEEP,
+    "refuses": Refuses,
+    "mapping": RefusingMapping,
+    "array": HasNoTruth,
+    "dict": lambda: RefusingDict(a=1),
+    "long": lambda: "x" * 10**6,
+}
+odd = st.sampled_from([*ODD]).map(lambda name: ODD[name]())
 json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=10,
 )
+anything = st.recursive(
+    json | odd, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=3
+)
+ENTRY = stamp()["agl_meta"]
 
 
-@given(json, st.dictionaries(st.sampled_from([*stamp(), *stamp()["agl_meta"]]), json))
-def test_any_metadata(entry: Any, flat: dict[str, Any]) -> None:
-    """Whatever stands in the metadata: a context, or a StampError."""
-    for metadata in (entry, {**stamp(), **flat}, {**flat, "agl_meta": entry}):
-        try:
-            assert isinstance(TrainingContext.from_rollout(v1(metadata)), TrainingContext)
-        except StampError:
-            pass
+@given(
+    anything,
+    st.dictionaries(st.sampled_from([*stamp()]), anything),
+    st.dictionaries(st.sampled_from([*ENTRY]), anything),
+)
+def test_any_metadata(value: Any, flat: dict[str, Any], entry: dict[str, Any]) -> None:
+    """Whatever stands in the metadata, of this world or not: a context, or a StampError to be read."""
+    stamps = (
+        value,
+        {**stamp(), **flat},
+        {**flat, "agl_meta": value},
+        {**stamp(), "agl_meta": {**ENTRY, **entry}},
+        {**stamp(), "agl_meta": RefusingDict(ENTRY)},
+    )
+    for metadata in stamps:
+        for kind in (v0, v1):
+            try:
+                found: Any = TrainingContext.from_rollout(kind(metadata))
+            except StampError as error:
+                found = error
+            assert isinstance(found, TrainingContext) or len(str(found)) < 1000
+
+
+@pytest.mark.parametrize("name", ["schema", "reason", "run_id", "output_dir", "pass_path", "is_train"])
+@pytest.mark.parametrize("value", ["int", "deep", "refuses", "array", "dict"])
+def test_odd_values_are_described(name: str, value: str) -> None:
+    """The error says which value it is about, though the value can't be shown as it is."""
+    metadata = stamp()
+    (metadata if name == "is_train" else metadata["agl_meta"])[name] = ODD[value]()
+    with pytest.raises(StampError, match="with schema " if name == "schema" else f"holds {name}="):
+        TrainingContext.from_rollout(v1(metadata))
+
+
+def test_a_rollout_that_can_not_be_read() -> None:
+    """Neither does entering it stop the agent, nor leaving it."""
+    for odd_rollout in (Refuses(), RefusingMapping(), v1(RefusingMapping()), v0(RefusingMapping())):
+        with training_context_of(odd_rollout), pytest.raises(StampError, match="can't be read: RuntimeError"):
+            current_training_context()
+        with pytest.raises(NotInRolloutError):
+            current_training_context()
 
 
 def test_current_is_restored() -> None:
@@ -108,6 +194,18 @@ def test_a_stamp_that_can_not_be_read_is_an_error_on_access() -> None:
     """Entering is no error, so that an agent that never asks runs on."""
     with training_context_of(v1(stamp(schema=2))), pytest.raises(StampError, match="schema 2"):
         current_training_context()
+
+
+def test_asking_again_for_what_can_not_be_read() -> None:
+    """Each time the same error, which does not grow: it would keep the frames of all that asked."""
+
+    def frames() -> int:
+        with pytest.raises(StampError) as caught:
+            current_training_context()
+        return len(caught.traceback)
+
+    with training_context_of(v1(stamp(schema=2))):
+        assert [frames() for _ in range(5)] == [frames()] * 5
 
 
 def test_tasks_and_threads() -> None:

@@ -102,6 +102,7 @@ DAMAGED = [
     pytest.param(b'{"a": 1}\n', id="another tool"),
     pytest.param(b"[1]\n", id="no object"),
     pytest.param(GOOD.replace(b'"schema":1', b'"schema":99'), id="another schema"),
+    pytest.param(b'{"schema":' + b"[" * 1010 + b"]" * 1010 + b"}\n", id="a schema that can't be shown"),
     pytest.param(GOOD.replace(b'"is_train":false', b'"is_train":true'), id="contradiction"),
     pytest.param(GOOD.replace(b'"name":"prediction",', b""), id="missing field"),
     pytest.param(GOOD.replace(b'"saved_at":', b'"saved_at":1e300,"x":'), id="impossible time"),

@@ -6,23 +6,28 @@ import asyncio
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import agl_meta
 from agl_meta import save_prediction
 from agl_meta.context import training_context_of
 from agl_meta.faults import faults
-from agl_meta.storage import OUTPUT_DIR_VARIABLE
+from agl_meta.storage import OUTPUT_DIR_VARIABLE, find_root
 from tests.core.rollouts import stamp, v0, v1
 
 PASS = "global_step_1/val"
+FOLDERS = (agl_meta.current_step_dir, agl_meta.current_rollout_dir)
 
 
 @pytest.fixture(autouse=True)
@@ -187,10 +192,15 @@ class TestOutputFolder:
                 use()
 
     def test_unstamped_without_a_root(self) -> None:
-        """The agent's code runs on; what is lost is counted."""
+        """The agent's code runs on; what is lost is counted, and a folder is refused for the same cause."""
         before = sum(faults.counts().values())
         with training_context_of(v1({})):
             assert save_prediction(1) is None
+            for use in FOLDERS:
+                with pytest.raises(
+                    agl_meta.OutputDirError, match="was enqueued without agl_meta.*is not set"
+                ):
+                    use()
         assert sum(faults.counts().values()) == before + 1
 
     def test_unstamped_with_a_root(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +226,31 @@ class TestOutputFolder:
         """A stamp's root is absolute: another process's current directory means nothing here."""
         with rollout(Path("runs")), pytest.raises(agl_meta.StampError, match="absolute"):
             save_prediction(1)
+
+    @pytest.mark.parametrize("root", ["/a\0b", "\0", "/runs/\ud800", "/\0" + "x" * 100_000])
+    def test_stamped_root_that_is_no_path(self, root: str) -> None:
+        """What the system does not take for a path is refused by name, in words that can be printed."""
+        for use in (lambda: save_prediction(1), *FOLDERS):
+            with (
+                training_context_of(v1(stamp(1, output_dir=root))),
+                pytest.raises(
+                    agl_meta.StampError, match="stamped with the output folder.*absolute path"
+                ) as caught,
+            ):
+                use()
+            assert len(str(caught.value).encode()) < 500
+
+    @given(st.text(st.characters(exclude_categories=[])), st.booleans())
+    def test_any_stamped_root(self, text: str, is_below: bool) -> None:
+        """Whatever root is stamped: a StampError, or a loss that is counted."""
+        root = f"/proc/self/nowhere/{text}" if is_below else text.lstrip("/") or "x"
+        with training_context_of(v1(stamp(1, output_dir=root))):
+            try:
+                assert save_prediction(1) is None
+            except agl_meta.StampError:
+                pass
+            with pytest.raises((agl_meta.StampError, OSError)):
+                agl_meta.current_step_dir()
 
     @pytest.mark.parametrize("link", ["global_step_1", PASS, f"{PASS}/shards", f"{PASS}/files"])
     def test_planted_link(self, tmp_path: Path, link: str) -> None:
@@ -288,12 +323,92 @@ class TestFaults:
         self.saved(tmp_path)
         assert [p.value for p in read(tmp_path)] == ["saved"]
 
-    def test_pass_folder_that_could_not_be_made(self, tmp_path: Path) -> None:
-        """Where the trainer had no folder to stamp, the loss is counted, too."""
-        before = sum(faults.counts().values())
+    @pytest.mark.parametrize("pinned", [False, True])
+    def test_pass_folder_that_could_not_be_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: bool
+    ) -> None:
+        """Where the trainer had no folder to stamp, the loss is counted, and a folder is refused."""
+        if pinned:
+            monkeypatch.setenv(OUTPUT_DIR_VARIABLE, str(tmp_path))
+        before = faults.counts()
         with rollout(tmp_path, pass_path=None):
             assert save_prediction(1) is None
+            for use in FOLDERS:
+                with pytest.raises(agl_meta.OutputDirError, match="the trainer could not create the folder"):
+                    use()
+        ((cause, _),) = (Counter(faults.counts()) - Counter(before)).items()
+        assert "the trainer could not create the folder" in cause
+
+
+class TestVariable:
+    """The environment variable names the same folder to runners as to the trainer, or none to both."""
+
+    @pytest.mark.parametrize(
+        "text", ["~/runs", "~", "~/a/../b/", "runs", "./x//y", "{tmp}/z/", "{tmp}/\udcff"]
+    )
+    def test_same_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        """What runners save lies in the folder that the trainer prepares."""
+        (tmp_path / "home").mkdir()
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv(OUTPUT_DIR_VARIABLE, text.format(tmp=tmp_path))
+        with rollout(tmp_path / "there"):
+            path = save_prediction(1)
+        root, _ = find_root("/there")
+        assert path is not None and root is not None
+        assert path.parent == Path(root, PASS, "shards")
+        assert [p.value for p in agl_meta.read_predictions(root)] == [1]
+
+    @pytest.mark.parametrize("text", ["s3://bucket/run", "~no-such-user-here/runs"])
+    def test_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        """What names no folder is refused by the name of the variable, and nothing is created."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv(OUTPUT_DIR_VARIABLE, text)
+        for stamped in (rollout(tmp_path), training_context_of(v1({}))):
+            with stamped:
+                for use in (lambda: save_prediction(1), *FOLDERS, lambda: find_root(None)):
+                    with pytest.raises(agl_meta.OutputDirError, match=f"{OUTPUT_DIR_VARIABLE} is '{text}"):
+                        use()
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "/" + "x" * 300,
+            "/" + "x/" * 3000,
+            "/" + "x/" * 50_000,
+            "/proc/self/x",
+            "/dev/null/x",
+            "/mnt/none/x",
+        ],
+    )
+    def test_folder_that_can_not_be_made(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+    ) -> None:
+        """An overlong path, or one where nothing can be created: the loss is counted, the rollout goes on."""
+        monkeypatch.setenv(OUTPUT_DIR_VARIABLE, text)
+        before = sum(faults.counts().values())
+        with rollout(tmp_path):
+            assert save_prediction(1) is None
+            for use in FOLDERS:
+                with pytest.raises(OSError, match="Errno"):
+                    use()
         assert sum(faults.counts().values()) == before + 1
+        with pytest.raises(agl_meta.OutputDirError, match=OUTPUT_DIR_VARIABLE):
+            find_root(None)
+
+    def test_deep_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Many levels are no more than many levels."""
+        top = tmp_path / "x"
+        monkeypatch.setenv(OUTPUT_DIR_VARIABLE, str(top) + "/x" * 1500)
+        with rollout(tmp_path / "there"):
+            path = save_prediction(1)
+        assert path is not None
+        assert path.exists()
+        shutil.rmtree(os.environ[OUTPUT_DIR_VARIABLE])
+        (tmp_path / "stays").touch()
+        os.removedirs(os.path.dirname(os.environ[OUTPUT_DIR_VARIABLE]))  # rmtree can't go that deep
+        assert not top.exists()
 
 
 class TestFolders:

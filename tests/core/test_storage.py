@@ -6,6 +6,7 @@ import os
 import threading
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -14,14 +15,21 @@ from hypothesis import strategies as st
 
 from agl_meta.errors import OutputDirError, StampError
 from agl_meta.storage import (
+    OUTPUT_DIR_VARIABLE,
     create_pass,
     find_passes,
+    find_root,
     open_folder,
     pass_parts,
     prepare_root,
     publish,
     safe_name,
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OUTPUT_DIR_VARIABLE, raising=False)
 
 
 class TestRoot:
@@ -63,11 +71,45 @@ class TestRoot:
         with pytest.raises(OutputDirError, match="remote file systems are not supported"):
             prepare_root("s3://bucket/run")
 
-    @pytest.mark.parametrize("path", ["", "a\0b"])
-    def test_no_path(self, path: str) -> None:
-        """What can't be a path is refused, too."""
+    @pytest.mark.parametrize("path", ["", "a\0b", "/runs/\ud800", 5, True, b"runs", ["runs"]])
+    def test_no_path(self, path: Any) -> None:
+        """What can't be a path is refused, too; a setting may come from a config file."""
         with pytest.raises(OutputDirError, match="expected the path of a folder"):
             prepare_root(path)
+
+    def test_unknown_home(self) -> None:
+        """A home folder that is not known is refused rather than created under that very name."""
+        with pytest.raises(OutputDirError, match="output_dir is '~no-such-user/runs', a home folder"):
+            prepare_root("~no-such-user/runs")
+
+    @pytest.mark.parametrize("path", ["x/" * 50_000, "x" * 300])
+    def test_overlong(self, tmp_path: Path, path: str) -> None:
+        """What is too long for the system is refused, with a part of its name, and nothing is created."""
+        with pytest.raises(OutputDirError, match="can't be written: File name too long") as caught:
+            prepare_root(tmp_path / path)
+        assert len(str(caught.value)) < 500
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("pinned", [None, "{tmp}/here"])
+    @pytest.mark.parametrize("path", ["s3://bucket/run", "a\0b", "~no-such-user/x", "/runs/\udcff", 5])
+    def test_what_can_not_be_stamped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, pinned: str | None
+    ) -> None:
+        """What the runners are to be told must be a path and text, also where this machine has its own."""
+        if pinned is not None:
+            monkeypatch.setenv(OUTPUT_DIR_VARIABLE, pinned.format(tmp=tmp_path))
+        with pytest.raises(OutputDirError, match="output_dir is "):
+            find_root(path)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_variable_alone_that_can_not_be_stamped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The variable's folder is stamped where there is no other; it is named in the message."""
+        monkeypatch.setenv(OUTPUT_DIR_VARIABLE, f"{tmp_path}/\udcff")
+        with pytest.raises(OutputDirError, match=f"{OUTPUT_DIR_VARIABLE} is .*valid UTF-8"):
+            find_root(None)
+        assert find_root("/there") == (f"{tmp_path}/\udcff", "/there")
 
 
 class TestPasses:

@@ -93,7 +93,10 @@ async def run_v1(
         while (attempted := await store.dequeue_rollout()) is not None:
             await runner._step_impl(attempted)
 
-    await asyncio.gather(*(work(n) for n in range(runners)))
+    if runners == 1:
+        await work(0)  # in the caller's task
+    else:
+        await asyncio.gather(*(work(n) for n in range(runners)))
     done = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in rollouts]
     return done, store
 

@@ -561,3 +561,122 @@ def test_decorated_without_the_hook() -> None:
     assert done[0].status == "failed"
     with pytest.raises(agl_meta.NotInRolloutError, match="TrainingContextHook"):
         current_training_context()
+
+
+class Looks(agl.Hook):
+    """Stands before and behind ours, and tells what is current outside of a rollout."""
+
+    async def on_rollout_start(self, **_: Any) -> None:
+        SEEN.append(("start", current()))
+
+    async def on_rollout_end(self, **_: Any) -> None:
+        SEEN.append(("end", current()))
+
+
+def current() -> Any:
+    try:
+        return current_training_context().rollout_id
+    except agl_meta.AglMetaError as error:
+        return type(error)
+
+
+@agl.rollout
+def asks(task: Any, llm: agl.LLM) -> float:
+    SEEN.append(current())
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("metadata", "inside"),
+    [(stamp(1), "own"), (None, "own"), (stamp(1, schema=99), agl_meta.StampError)],
+    ids=["stamped", "unstamped", "unreadable"],
+)
+@pytest.mark.filterwarnings("ignore::agl_meta.UnstampedRolloutWarning")
+def test_hook_leaves_nothing_behind(metadata: Any, inside: Any) -> None:
+    """Whatever a rollout's stamp is like, what runs behind it sees neither its values nor its error."""
+    hook = agl_meta.TrainingContextHook()
+    done = run_hooked(asks, [metadata, metadata], [Looks(), hook, Looks()])
+    outside = agl_meta.NotInRolloutError
+    expected = []
+    for rollout in done:
+        own = rollout.rollout_id if inside == "own" else inside
+        expected += [("start", outside), ("start", own), own, ("end", own), ("end", outside)]
+    assert expected == SEEN
+
+
+def run_hooked(agent: Any, metadata: list[Any], hooks: list[Any]) -> list[Any]:
+    done, _ = asyncio.run(run_v1(agent, metadata, hooks=hooks))
+    return list(done)
+
+
+@pytest.mark.parametrize("inner", [stamp(2), stamp(2, schema=99)], ids=["readable", "unreadable"])
+@pytest.mark.parametrize("outer", [stamp(1), stamp(1, schema=99)], ids=["readable", "unreadable"])
+def test_hook_of_a_rollout_inside_another(outer: Any, inner: Any) -> None:
+    """A runner that runs inside a rollout, in its task, leaves the outer one's context as it was."""
+    hook = agl_meta.TrainingContextHook()
+
+    @agl.rollout
+    async def starts_another(task: Any, llm: agl.LLM) -> float:
+        SEEN.append(current())
+        await run_v1(asks, [inner, inner], hooks=[hook])
+        SEEN.append(current())
+        return 1.0
+
+    (done,) = run_hooked(starts_another, [outer], [hook])
+    assert done.status == "succeeded"
+    assert len(SEEN) == 4
+    seen = agl_meta.StampError if outer["agl_meta"]["schema"] == 99 else done.rollout_id
+    assert SEEN[0] == SEEN[3] == seen
+    assert done.rollout_id not in SEEN[1:3]
+
+
+def test_hook_out_of_step() -> None:
+    """An end without a start changes nothing; one of an outer rollout leaves the inner one, too."""
+    hook: Any = agl_meta.TrainingContextHook()
+    outer, inner, other = (
+        agl.AttemptedRollout(
+            rollout_id=name,
+            input={},
+            start_time=0.0,
+            metadata=stamp(1),
+            attempt=agl.Attempt(rollout_id=name, attempt_id="a", sequence_id=1, start_time=0.0),
+        )
+        for name in ("outer", "inner", "other")
+    )
+
+    async def main() -> list[Any]:
+        seen = []
+        steps = [
+            ("start", outer),
+            ("end", other),
+            ("start", inner),
+            ("end", other),
+            ("end", outer),
+            ("end", inner),
+        ]
+        for what, rollout in steps:
+            method = hook.on_rollout_start if what == "start" else hook.on_rollout_end
+            more = {} if what == "start" else {"spans": []}
+            await method(agent=None, runner=None, rollout=rollout, **more)
+            seen.append(current())
+        return seen
+
+    none = agl_meta.NotInRolloutError
+    assert asyncio.run(main()) == ["outer", "outer", "inner", "inner", none, none]
+
+
+def test_hook_and_mixin() -> None:
+    """With both, each rollout sees its own, and nothing is left behind it."""
+
+    class Mixed(TrainingContextMixin, agl.LitAgent[Any]):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+            SEEN.append(current())
+            return 1.0
+
+    metadata = [stamp(1), stamp(1, schema=99), stamp(2)]
+    done = run_hooked(Mixed(), metadata, [agl_meta.TrainingContextHook(), Looks()])
+    expected = []
+    for rollout, unreadable in zip(done, (False, True, False), strict=True):
+        own = agl_meta.StampError if unreadable else rollout.rollout_id
+        expected += [("start", own), own, ("end", agl_meta.NotInRolloutError)]
+    assert expected == SEEN

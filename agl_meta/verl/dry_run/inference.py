@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
+from agl_meta.forks import PerProcess
+
 logger = logging.getLogger(__name__)
 
 _MAX_COUNTED = 100_000
@@ -71,7 +73,7 @@ class ScriptedAnswers:
         self._asked: collections.Counter[bytes] = collections.Counter()
         self._warned = False
         # For the counter, and because a fast tokenizer refuses to be used by two threads at once.
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     def chat(self, request: dict[str, Any]) -> dict[str, Any]:
         """The response to a chat completion request, as vLLM gives it."""
@@ -80,7 +82,7 @@ class ScriptedAnswers:
             raise ValueError("messages is empty; expected at least one")
         users = [message for message in messages if message.get("role") == "user"]
         last = (users or messages)[-1]["content"]
-        with self._lock:
+        with self._lock.value:
             prompt_ids = self._chat_ids(messages, request.get("tools"))
             replies = self._replies(json.dumps(messages), last, request)
         choices = [
@@ -107,7 +109,7 @@ class ScriptedAnswers:
         choices: list[dict[str, Any]] = []
         prompt_tokens = 0
         for prompt in prompts:
-            with self._lock:
+            with self._lock.value:
                 is_text = isinstance(prompt, str)
                 prompt_ids = self._encode(prompt) if is_text else list(prompt)
                 text = prompt if is_text else self._tokenizer.decode(prompt)

@@ -9,10 +9,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from agl_meta.forks import PerProcess
+
 _WAITS = "_async_run_until_finished"
 _LIMITED = "_agl_meta_limited"
 
-_replacing = threading.Lock()
+_replacing = PerProcess(threading.Lock)
 
 
 class _ImpatientAsyncio:
@@ -39,14 +41,14 @@ def fast_polling(daemon: Any, seconds: float = 0.05) -> Iterator[None]:
     own pause.
     """
     replaced = []
-    with _replacing:
+    with _replacing.value:
         for names in _namespaces(type(daemon)):
             names["asyncio"] = shim = _ImpatientAsyncio(names["asyncio"], seconds)
             replaced.append((names, shim))
     try:
         yield
     finally:
-        with _replacing:
+        with _replacing.value:
             for names, shim in replaced:
                 _take_out(names, shim)
 
