@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 
 import agl_meta
 from agl_meta.verl import TrainingContextDaemon
-from tests.host.training import ask, fit
+from tests.host.training import ask, fit, store_server
 
 VAL = [{"qid": name, "question": f"What about {name}?"} for name in ("quick", "slow", "other")]
 WAIT_SECONDS = 60
@@ -23,15 +24,18 @@ WAIT_SECONDS = 60
 class Straggler(agl_meta.TrainingContextMixin, agl.LitAgent[Any]):
     """The first attempt of one sample ends only when it is let go, after the validation was over."""
 
-    def __init__(self) -> None:
+    def __init__(self, let_go: Path) -> None:
         super().__init__()
-        self.let_go = threading.Event()
+        self.let_go = let_go
 
     def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
         attempt = self.training_context.attempt_number
         if task["qid"] == "slow" and attempt == 1:
             self.save_prediction("began", name="progress")
-            assert self.let_go.wait(WAIT_SECONDS)
+            deadline = time.monotonic() + WAIT_SECONDS
+            while not self.let_go.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert self.let_go.exists()
         ask(resources["main_llm"], task["question"])
         self.save_prediction(f"attempt {attempt}")
         return float(attempt or 0)
@@ -44,7 +48,7 @@ class LetGo(agl_meta.Callback):
         self.agent = agent
 
     def on_train_batch_end(self, event: Any) -> None:
-        self.agent.let_go.set()
+        self.agent.let_go.touch()
 
 
 class RetryingStore(InMemoryLightningStore):
@@ -57,21 +61,22 @@ class RetryingStore(InMemoryLightningStore):
         return await super().enqueue_many_rollouts(rollouts)
 
 
-def run(mode: str, folder: Path, store: Any = None, **trainer: Any) -> list[agl_meta.Row]:
+def run(mode: str, folder: Path, store: Any = None) -> list[agl_meta.Row]:
     """Validation, then three training steps while the straggler ends; gives the rows of the validation."""
-    agent = Straggler()
-    fit(
-        mode,
-        folder,
-        folder / "out",
-        agent=agent,
-        store=store,
-        runners=2,
-        val=VAL,
-        daemon_cls=functools.partial(TrainingContextDaemon, llm_timeout_seconds=1.5),
-        callbacks=[LetGo(agent)],
-        trainer={"test_freq": -1, "save_freq": -1, "total_training_steps": 4, **trainer},
-    )
+    agent = Straggler(folder / "let_go")
+    with contextlib.nullcontext() if store is None else store_server(store) as server:
+        fit(
+            mode,
+            folder,
+            folder / "out",
+            agent=agent,
+            store=server,
+            runners=2,
+            val=VAL,
+            daemon_cls=functools.partial(TrainingContextDaemon, llm_timeout_seconds=1.5),
+            callbacks=[LetGo(agent)],
+            trainer={"test_freq": -1, "save_freq": -1, "total_training_steps": 4},
+        )
     return list(agl_meta.read_rows(folder / "out", split="val"))
 
 
@@ -115,7 +120,7 @@ def test_v0_requeued(tmp_path: Path) -> None:
 
 def test_v1_timeout(tmp_path: Path) -> None:
     """v1 marks it as timed out and goes on; when it ends after all, its result is added."""
-    rows = run("v1", tmp_path)
+    rows = run("v1", tmp_path, InMemoryLightningStore(thread_safe=True))
     check_late(rows)
     row = rows[1]
     assert (row.input["qid"], row.status, row.reward, row.reward_used) == ("slow", "timeout", None, 0.0)
@@ -162,7 +167,7 @@ def test_v1_raised_then_retried(tmp_path: Path) -> None:
         "v1",
         tmp_path,
         tmp_path / "out",
-        agent=RaisesOnce(),
+        agent=RaisesOnce(tmp_path),
         store=RetryingStore(thread_safe=True),
         val=VAL,
         trainer={"val_only": True},
@@ -191,7 +196,7 @@ def test_interrupted(mode: str, tmp_path: Path) -> None:
             mode,
             tmp_path,
             tmp_path / "out",
-            agent=RaisesOnce(),
+            agent=RaisesOnce(tmp_path),
             daemon_cls=Broken,
             val=VAL,
             trainer={"val_only": True},

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import socket
 import threading
@@ -24,6 +25,7 @@ import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.client import AgentLightningClient
 from agentlightning.runner import LegacyAgentRunner, LitAgentRunner
+from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.agentops import AgentOpsTracer
 from agentlightning.verl.dataset import LoadedDataset
@@ -230,6 +232,45 @@ def v0_runner(port: int, agent: Any, number: int = 0) -> Iterator[None]:
     assert not thread.is_alive()
 
 
+def work(mode: str, address: Any, agent: Any, number: int) -> None:
+    """Runs a real runner in this process until it is killed."""
+    if mode == "v0":
+        with v0_runner(address, agent, number):
+            threading.Event().wait()
+    else:
+        with v1_runner(LightningStoreClient(address), agent, number):
+            threading.Event().wait()
+
+
+@contextlib.contextmanager
+def runner_processes(mode: str, address: Any, agent: Any, runners: int) -> Iterator[None]:
+    """Runners in processes of their own, as in a real training: upstream's tracer belongs to a process."""
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=work, args=(mode, address, agent, number), daemon=True)
+        for number in range(runners)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def store_server(store: Any) -> Iterator[Any]:
+    """The real store server, for runners in other processes; to be used as the store here."""
+    server = LightningStoreServer(store, "127.0.0.1", free_port())
+    asyncio.run(server.start())
+    try:
+        yield server
+    finally:
+        asyncio.run(server.stop())
+
+
 def fit(
     mode: str,
     folder: Path,
@@ -241,12 +282,13 @@ def fit(
     config: Any = None,
     trainer: dict[str, Any] | None = None,
     store: Any = None,
-    runners: int = 1,
+    runners: int | None = None,
     **more: Any,
 ) -> Any:
     """One ``fit()`` in mode ``"v0"`` or ``"v1"``; gives the trainer back.
 
-    Further arguments go to the trainer, ``val`` becomes its validation set.
+    With a number of ``runners`` they are processes, else one is a thread. Further arguments go to the
+    trainer, ``val`` becomes its validation set.
     """
     from agl_meta.verl import TrainingContextDaemon, TrainingContextTrainer
 
@@ -263,12 +305,13 @@ def fit(
     agent = agent or SavingAgent()
     try:
         with contextlib.ExitStack() as running:
-            for number in range(runners):
-                running.enter_context(
-                    v1_runner(store, agent, number)
-                    if mode == "v1"
-                    else v0_runner(config.agentlightning.port, agent, number)
-                )
+            if runners is not None:
+                address = config.agentlightning.port if mode == "v0" else store.endpoint
+                running.enter_context(runner_processes(mode, address, agent, runners))
+            elif mode == "v1":
+                running.enter_context(v1_runner(store, agent))
+            else:
+                running.enter_context(v0_runner(config.agentlightning.port, agent))
             built.fit()
     finally:
         daemon = getattr(built, "__dict__", {}).get("_agl_daemon")
