@@ -7,13 +7,14 @@ a pass of any size needs little memory; the file appears under its name when it 
 from __future__ import annotations
 
 import array
+import contextlib
 import datetime
 import logging
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,6 @@ class PassRecorder:
             queued: the rollouts of the batch.
             results: by rollout id, what came of each; first the one that the metrics took.
         """
-        began = time.perf_counter()
         first = len(self._offsets) - 1
         self._batch = Tally()
         with SavedRecords(None if self._folder is None else self._folder / SHARDS) as saved:
@@ -148,7 +148,6 @@ class PassRecorder:
             if unreadable not in self._unreadable:
                 self._unreadable.append(unreadable)
         self._file.flush()
-        self._seconds += time.perf_counter() - began
         return self._rows(first)
 
     def fail(self, cause: BaseException) -> None:
@@ -245,16 +244,10 @@ class PassRecorder:
 
         Raises :class:`OSError`.
         """
-        began = time.perf_counter()
-        self._file.flush()
-        if self._target is not None:
-            os.fsync(self._file.fileno())
-        self._file.close()
+        with self.timed():
+            self._publish_rows()
         counts = self._tally.counts()
         reasons = self._failures or reasons_incomplete(expected, counts, metrics is not None)
-        if self._target is not None:
-            publish_file(str(self._temporary), str(self._target / PREDICTIONS_FILE))
-        self._seconds += time.perf_counter() - began
         summary = {
             "schema": SUMMARY_SCHEMA,
             **self._about,
@@ -281,6 +274,23 @@ class PassRecorder:
             pretty = orjson.dumps(orjson.loads(encoded), option=orjson.OPT_INDENT_2)
             publish(str(self._target / SUMMARY_FILE), pretty + b"\n")
         return dict(decode(orjson.loads(encoded)))
+
+    def _publish_rows(self) -> None:
+        self._file.flush()
+        if self._target is not None:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        if self._target is not None:
+            publish_file(str(self._temporary), str(self._target / PREDICTIONS_FILE))
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time of a block as time that recording took."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - began
 
     def rows(self) -> Rows:
         """All rows so far, readable until :meth:`discard`, and from a folder for ever."""

@@ -122,6 +122,13 @@ class TrainingContextDaemonMixin:
             kwargs,
         )
 
+    def clear_data_and_server(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's; rows that a copied-out trainer asked no metrics for are written first."""
+        batch = self._agl_batch
+        if batch is not None and batch.is_pending:
+            batch.record(self)
+        return super().clear_data_and_server(*args, **kwargs)  # type: ignore[misc]
+
     def _agl_evaluate(
         self, evaluate: Callable[..., Any], metrics_of: Callable[[Any], Any], args: Any, kwargs: Any
     ) -> Any:

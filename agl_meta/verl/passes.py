@@ -129,22 +129,31 @@ class Batch:
         recorder = self._open_pass.recorder
         if recorder is None:
             return
-        try:
-            results = collect_results(daemon, self._seen, self._run.settings.keep_special_tokens)
-            queued = [
-                Queued(
-                    rollout_id=rollout_id,
-                    metadata=metadata,
-                    input=self._inputs.get(metadata[STAMP_KEY]["sample_index"]),
-                )
-                for rollout_id, metadata in self._queued.items()
-            ]
-            self._open_pass.rows = recorder.add(queued, results)
-            self._run.late.watch(self._open_pass.pass_path, self._queued, results)
-        except Exception as error:
-            faults.record("writing the rows of a pass", error)
-            recorder.fail(error)
+        with recorder.timed():
+            try:
+                self._write_rows(recorder, daemon)
+            except Exception as error:
+                faults.record("writing the rows of a pass", error)
+                recorder.fail(error)
         self._inputs = {}
+
+    def _write_rows(self, recorder: PassRecorder, daemon: Any) -> None:
+        results = collect_results(daemon, self._seen, self._run.settings.keep_special_tokens)
+        queued = [
+            Queued(
+                rollout_id=rollout_id,
+                metadata=metadata,
+                input=self._inputs.get(metadata[STAMP_KEY]["sample_index"]),
+            )
+            for rollout_id, metadata in self._queued.items()
+        ]
+        self._open_pass.rows = recorder.add(queued, results)
+        self._run.late.watch(self._open_pass.pass_path, self._queued, results)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it has tasks whose rows are still to be written."""
+        return self._open_pass.batch is self and bool(self._queued)
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Compare the rows with what upstream computed."""
@@ -287,6 +296,7 @@ class Run:
             "reason": position.reason,
             "expected": {"batch_index": position.batch_index, **expected},
             "sample_key": self.settings.sample_key,
+            "is_recorded": self.settings.record_train or not position.is_train,
             "mode": mode,
             "stand_ins": list(self._stand_ins),
             "run_started_at": self._started_at,

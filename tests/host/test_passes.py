@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 import agl_meta
-from tests.host.training import ask, fit
+from tests.host.training import ask, compose, fit
 
 VAL_ONLY = {"val_only": True}
 KINDS = (
@@ -247,3 +248,84 @@ class TestVerlDump:
             assert entry["output"] == (row.output or "")
             assert (isinstance(entry["input"], str) and f"What about {kind}?" in entry["input"]) or row.turns
             assert entry["score"] == (None if math.isnan(row.reward_used) else row.reward_used)
+
+
+class TestTraining:
+    """Training passes, which are assembled when that is asked for."""
+
+    @pytest.fixture(scope="class", params=["v0", "v1"])
+    def trained(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+        folder = tmp_path_factory.mktemp(f"train-{request.param}")
+        config = compose(folder, folder / "out", total_training_steps=3, save_freq=-1, test_freq=3)
+        config.agl_meta.record_train = True
+        config.agl_meta.keep_special_tokens = True
+        config.trainer.rollout_data_dir = str(folder / "verl")
+        callback = RecordingSteps()
+        trainer = fit(request.param, folder, None, config=config, callbacks=[callback])
+        return folder, callback, trainer
+
+    def test_rows(self, trained: Any) -> None:
+        """Sorted by sample and repeat, with special tokens where they are wanted."""
+        folder, _, _ = trained
+        for step in (1, 2, 3):
+            rows = list(agl_meta.read_rows(folder / "out", step, "train"))
+            places = [(row.context.sample_index, row.context.repeat_index) for row in rows]
+            assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
+            keys = [row.context.sample_key for row in rows]
+            assert keys[0] == keys[1] != keys[2] == keys[3]
+            assert {row.context.global_step for row in rows} == {step}
+            for row in rows:
+                assert "<|im_start|>" in (row.turns[0].prompt or "")
+                (saved,) = row.predictions["prediction"]
+                assert saved["qid"] == row.input["qid"]
+
+    def test_summary(self, trained: Any) -> None:
+        """The metrics of the step, and what the rows say of them."""
+        folder, callback, _ = trained
+        for step, event in enumerate(callback.events, 1):
+            summary = agl_meta.read_summary(folder / "out" / f"global_step_{step}" / "train")
+            assert (summary["verdict"], summary["expected"], summary["succeeded"]) == ("complete", 4, 4)
+            assert summary["differences"] == []
+            assert summary["metrics"]["training/reward"] == event.metrics["training/reward"]
+            assert summary["reward"]["mean_used"] == pytest.approx(event.metrics["training/reward"])
+
+    def test_callback_has_the_rows(self, trained: Any) -> None:
+        """on_train_batch_end gets the rows of its step."""
+        folder, callback, _ = trained
+        assert [event.global_step for event in callback.events] == [1, 2, 3]
+        for step, rows in enumerate(callback.rows, 1):
+            assert rows == list(agl_meta.read_rows(folder / "out", step, "train"))
+
+    def test_rollout_data_dir(self, trained: Any) -> None:
+        """verl's switch works, where upstream's call raises with verl 0.6."""
+        folder, _, _ = trained
+        for step in (1, 2, 3):
+            lines = (folder / "verl" / f"{step}.jsonl").read_bytes().splitlines()
+            rows = list(agl_meta.read_rows(folder / "out", step, "train"))
+            assert [orjson.loads(line)["rollout_id"] for line in lines] == [
+                row.context.rollout_id for row in rows
+            ]
+
+    def test_not_asked_for(self, tmp_path: Path) -> None:
+        """Without record_train a training pass holds what was saved, and no rows."""
+        fit(
+            "v1",
+            tmp_path,
+            tmp_path / "out",
+            trainer={"total_training_steps": 1, "val_before_train": False, "test_freq": -1, "save_freq": -1},
+        )
+        folder = tmp_path / "out" / "global_step_1" / "train"
+        assert sorted(path.name for path in folder.iterdir()) == ["pass.json", "shards"]
+        assert len(list(agl_meta.read_predictions(tmp_path / "out"))) == 4
+        (shard,) = (folder / "shards").iterdir()
+        assert {orjson.loads(line)["kind"] for line in shard.read_bytes().splitlines()} == {"prediction"}
+
+
+class RecordingSteps(agl_meta.Callback):
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.rows: list[list[Any]] = []
+
+    def on_train_batch_end(self, event: Any) -> None:
+        self.events.append(event)
+        self.rows.append(list(event.rows))
