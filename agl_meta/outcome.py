@@ -53,7 +53,8 @@ def record_outcome(error: BaseException | None, returned: object, began: float) 
             "returned_type": None if error is not None else type_name(type(returned)),
             "seconds": time.time() - began,
         }
-        save_record(context, OUTCOME, OUTCOME, outcome)
+        if context.pass_path is not None:
+            save_record(context, OUTCOME, OUTCOME, outcome)
 
 
 def note_outcome(task: Any, rollout: Any) -> None:
