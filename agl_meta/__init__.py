@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from agl_meta.agent import TrainingContextMixin
 from agl_meta.callbacks import Callback, FitEvent, PassEvent
 from agl_meta.context import TrainingContext, current_training_context
+from agl_meta.emitting import collect_emitted, emit_prediction
 from agl_meta.errors import (
     AglMetaError,
     AglMetaWarning,
@@ -55,9 +56,11 @@ __all__ = [
     "TrainingContextMixin",
     "Turn",
     "UnstampedRolloutWarning",
+    "collect_emitted",
     "current_rollout_dir",
     "current_step_dir",
     "current_training_context",
+    "emit_prediction",
     "read_pass",
     "read_predictions",
     "read_rows",

@@ -19,6 +19,7 @@ from types import FunctionType
 from typing import Any
 
 from agl_meta.context import TrainingContext, current_training_context, enter, is_current, leave
+from agl_meta.emitting import announce_tracer, emit_prediction
 from agl_meta.errors import ConfigurationError
 from agl_meta.outcome import note_outcome, record_outcome
 from agl_meta.ports import check_store_port
@@ -117,10 +118,20 @@ class TrainingContextMixin:
         _check_is_wrapped(type(self))
         return save_prediction(value, name)
 
+    def emit_prediction(self, value: object, name: str = "prediction") -> bool:
+        """Put ``value`` as it is now into a span of the running rollout, for the store.
+
+        It stands in the rows of the pass as what was saved does, and
+        :func:`agl_meta.collect_emitted` fetches it from the store. Returns whether the tracer took it.
+        Raises :class:`~agl_meta.errors.NotInRolloutError` outside a rollout.
+        """
+        _check_is_wrapped(type(self))
+        return emit_prediction(value, name)
+
 
 def _check_names(cls: type) -> None:
     """Refuse a class in which another base hides what the mixin gives."""
-    for name in ("training_context", "step_dir", "rollout_dir", "save_prediction"):
+    for name in ("training_context", "step_dir", "rollout_dir", "save_prediction", "emit_prediction"):
         owner = next(base for base in cls.__mro__ if name in vars(base))
         if not issubclass(owner, TrainingContextMixin):
             raise ConfigurationError(
@@ -200,8 +211,9 @@ def _wrap_hook(cls: type, name: str, before: Callable[..., None]) -> None:
 # name, and can't send a ContextVar.
 
 
-def _started(task: Any = None, *_: Any, **__: Any) -> None:
+def _started(task: Any = None, runner: Any = None, tracer: Any = None, *_: Any, **__: Any) -> None:
     _announced.set(task)
+    announce_tracer(tracer)
 
 
 def _ended(task: Any = None, rollout: Any = None, *_: Any, **__: Any) -> None:

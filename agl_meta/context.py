@@ -73,6 +73,8 @@ class TrainingContext:
     """Folder of the pass below :attr:`output_dir`, such as ``global_step_40/val``."""
     is_stamped: bool = False
     """Whether the task was enqueued through agl_meta."""
+    transport: str = "files"
+    """How what the rollout saves travels: ``"files"``, or ``"store"`` as spans."""
     is_recorded: bool = False
     """Whether the rollouts of the pass are assembled to rows when it ends."""
 
@@ -121,6 +123,7 @@ class TrainingContext:
         values: dict[str, Any] = {key: metadata.get(key) for key in FLAT_KEYS}
         values.update({name: entry.get(name) for name in _ENTRY_FIELDS})
         values["is_recorded"] = entry.get("is_recorded", False)
+        values["transport"] = entry.get("transport", "files")
         for name, value in values.items():
             _check_type(name, value)
         return cls(**values, **ids, is_stamped=True)
@@ -135,6 +138,7 @@ _ENTRY_FIELDS = (
     "output_dir",
     "pass_path",
     "is_recorded",
+    "transport",
 )
 _INTEGERS = frozenset({"epoch", "global_step", "batch_index", "sample_index", "repeat_index"})
 _BOOLEANS = frozenset({"is_train", "is_recorded"})

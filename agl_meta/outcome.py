@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agl_meta.context import STAMP_KEY, TrainingContext, current_training_context
+from agl_meta.emitting import emit_record
 from agl_meta.encoding_objects import type_name
 from agl_meta.errors import AglMetaError
 from agl_meta.faults import faults
@@ -53,7 +54,9 @@ def record_outcome(error: BaseException | None, returned: object, began: float) 
             "returned_type": None if error is not None else type_name(type(returned)),
             "seconds": time.time() - began,
         }
-        if context.pass_path is not None:
+        if context.pass_path is None:
+            emit_record(context, OUTCOME, OUTCOME, outcome)
+        else:
             save_record(context, OUTCOME, OUTCOME, outcome)
 
 

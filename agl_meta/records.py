@@ -33,7 +33,7 @@ OUTCOME = "outcome"
 """Kind of the record that an attempt of a recorded pass leaves at its end: how it went, from its own side."""
 
 # The root may have moved when the record is read, and how the pass was run is said in pass.json.
-_NOT_SAVED = frozenset({"output_dir", "is_recorded"})
+_NOT_SAVED = frozenset({"output_dir", "is_recorded", "transport"})
 CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name not in _NOT_SAVED)
 # What decoding and checking raise for a record that somebody has damaged, or nested without end.
 DAMAGE = (
@@ -65,14 +65,9 @@ class Prediction:
     saved_at: datetime.datetime
     """Time of the call, UTC."""
     path: Path
-    """File that holds the record."""
+    """File that holds the record; of an emitted one a name for the spans of its rollout."""
     line: int
-    """1-based line in that file."""
-
-
-def prediction_line(context: TrainingContext, name: str, value: object) -> bytes:
-    """One line, with its newline, that holds a prediction as it is now."""
-    return record_line(context, PREDICTION, name, value)
+    """1-based line in that file, or number of the span."""
 
 
 def record_line(context: TrainingContext, kind: str, name: str, value: object) -> bytes:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agl_meta.context import TrainingContext, current_training_context
 from agl_meta.describing import describe
+from agl_meta.emitting import emit_record
 from agl_meta.errors import OutputDirError
 from agl_meta.faults import faults
 from agl_meta.records import PREDICTION, record_line
@@ -46,10 +47,10 @@ _NO_PASS_FOLDER = (
 def save_prediction(value: object, name: str = "prediction") -> Path | None:
     """Save ``value`` as it is now, filed under the step, split and rollout that run here.
 
-    Any value can be saved; :mod:`agl_meta.encoding` says how. Returns the file that holds the
-    record, or ``None`` if it could not be written (a full disk, say): such a loss is logged and
-    counted, and the rollout goes on. Raises :class:`NotInRolloutError` outside a rollout,
-    :class:`StampError` if the rollout's stamp can't be read or leads out of the output folder, and
+    Any value can be saved; :mod:`agl_meta.encoding` says how. Returns the file that holds the record, or
+    ``None`` if it went to the store (``transport="store"``) or could not be written (a full disk, say): such
+    a loss is logged and counted, and the rollout goes on. Raises :class:`NotInRolloutError` outside a
+    rollout, :class:`StampError` if the rollout's stamp can't be read or leads out of the output folder, and
     :class:`OutputDirError` if the training has no output folder or the environment variable names none.
     """
     if not isinstance(name, str):
@@ -59,6 +60,9 @@ def save_prediction(value: object, name: str = "prediction") -> Path | None:
 
 def save_record(context: TrainingContext, kind: str, name: str, value: object) -> Path | None:
     """Save a record of any kind, as :func:`save_prediction` does."""
+    if context.transport == "store":
+        emit_record(context, kind, name, value)
+        return None
     try:
         place = _place(context)
         if isinstance(place, str):

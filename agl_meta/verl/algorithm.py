@@ -36,6 +36,9 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         callbacks: called in the trainer's process, a Ray actor, while the training goes on.
         sample_key: a field of the samples that names them in every evaluation; ``None``: a hash of
             their content.
+        transport: how what rollouts save travels: ``"files"``, which runners write into ``output_dir``, or
+            ``"store"``, as spans through upstream's store (v0: with the posted rollout), for runners that
+            do not see that folder; it then stands in the rows of assembled passes.
         record_train: assemble ``predictions.jsonl`` and ``summary.json`` of training passes, too, and not
             only of evaluations.
         keep_special_tokens: show the tokenizer's special tokens in the text of turns.
@@ -58,6 +61,7 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         output_dir: str | os.PathLike[str] | None = None,
         callbacks: Sequence[Callback] = (),
         sample_key: str | None = None,
+        transport: str | None = None,
         record_train: bool = False,
         keep_special_tokens: bool = False,
         dry_run: bool = False,
@@ -73,6 +77,7 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         given = {
             "output_dir": None if output_dir is None else os.fspath(output_dir),
             "sample_key": sample_key,
+            "transport": transport,
             "record_train": record_train or None,
             "keep_special_tokens": keep_special_tokens or None,
             "dry_run": dry_run or None,

@@ -263,6 +263,7 @@ class Run:
             "output_dir": self.settings.output_dir,
             "pass_path": current.pass_path,
             "is_recorded": current.recorder is not None,
+            "transport": self.settings.transport,
         }
         current.batch = Batch(self, current, position, entry)
         return current.batch

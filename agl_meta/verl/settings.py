@@ -9,6 +9,7 @@ import attrs
 from agl_meta.errors import ConfigurationError
 
 NODE = "agl_meta"
+TRANSPORTS = ("files", "store")
 
 
 @attrs.frozen(kw_only=True)
@@ -19,6 +20,8 @@ class Settings:
     """Absolute path of the output folder; ``None`` to stamp only."""
     sample_key: str | None = None
     """Field of the samples that names them; ``None`` for a hash of their content."""
+    transport: str = "files"
+    """How what rollouts save travels: ``"files"``, or ``"store"``."""
     record_train: bool = False
     """Whether training passes are assembled, too, and not only evaluations."""
     keep_special_tokens: bool = False
@@ -30,7 +33,7 @@ class Settings:
     def from_config(cls, config: Any) -> Settings:
         """Read the node from a trainer's config; absent means all defaults.
 
-        Raises :class:`ConfigurationError` for a name that is no setting.
+        Raises :class:`ConfigurationError` for a name that is no setting, and for an unknown transport.
         """
         node = config.get(NODE) or {}
         known = [field.name for field in attrs.fields(cls)]
@@ -40,4 +43,10 @@ class Settings:
                 f"The config's {NODE!r} node has {', '.join(unknown)}; expected only "
                 f"{', '.join(known)} and callbacks. Correct the name."
             )
-        return cls(**{name: node[name] for name in known if node.get(name) is not None})
+        settings = cls(**{name: node[name] for name in known if node.get(name) is not None})
+        if settings.transport not in TRANSPORTS:
+            raise ConfigurationError(
+                f"transport is {settings.transport!r}; expected one of {', '.join(TRANSPORTS)}: files that "
+                "runners write into output_dir, or the store, for runners that do not see that folder."
+            )
+        return settings

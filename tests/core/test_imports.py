@@ -32,11 +32,11 @@ import sys
 for name in {HEAVY!r}:
     sys.modules[name] = None
 import agl_meta
-from agl_meta.records import prediction_line
+from agl_meta.records import record_line
 context = agl_meta.TrainingContext(
     epoch=0, global_step=2, batch_index=0, is_train=False, reason="periodic", sample_index=0,
     sample_key="k", repeat_index=0, run_id="r", pass_path="global_step_2/val", is_stamped=True)
-open({str(shards / "a.jsonl")!r}, "wb").write(prediction_line(context, "prediction", {{"x": 1}}))
+open({str(shards / "a.jsonl")!r}, "wb").write(record_line(context, "prediction", "prediction", {{"x": 1}}))
 (prediction,) = agl_meta.read_predictions({str(tmp_path)!r})
 print(prediction.value["x"], prediction.context.global_step)
 """

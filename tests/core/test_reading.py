@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import agl_meta
 from agl_meta.context import TrainingContext
-from agl_meta.records import prediction_line
+from agl_meta.records import record_line
 
 
 def context(step: int = 1, split: str = "val", **more: Any) -> TrainingContext:
@@ -45,7 +45,7 @@ def write(root: Path, folder: str, *lines: bytes, shard: str = "a.jsonl") -> Pat
 
 
 def line(value: object, step: int = 1, split: str = "val", **more: Any) -> bytes:
-    return prediction_line(context(step, split, **more), "prediction", value)
+    return record_line(context(step, split, **more), "prediction", "prediction", value)
 
 
 def test_step_order_and_context(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_newest_pass_of_a_step(tmp_path: Path) -> None:
 def test_unstamped(tmp_path: Path) -> None:
     """What rollouts without stamps saved comes last, unless a step or split is asked for."""
     write(tmp_path, "global_step_1/val", line("stamped"))
-    write(tmp_path, "unstamped", prediction_line(TrainingContext(), "p", "unstamped"))
+    write(tmp_path, "unstamped", record_line(TrainingContext(), "prediction", "p", "unstamped"))
     assert [p.value for p in agl_meta.read_predictions(tmp_path)] == ["stamped", "unstamped"]
     assert [p.value for p in agl_meta.read_predictions(tmp_path, split="val")] == ["stamped"]
 
