@@ -2,7 +2,8 @@
 
     python -m tests.host.scripts MODE FOLDER
 
-All is real but the worker group and the inference server, the LLM proxy included.
+All is real but the worker group and the inference server, the LLM proxy included. v1 takes the adapter that
+reads the proxy's spans, and aggregates trajectories.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
+from agentlightning.adapter.triplet import LlmProxyTraceToTriplet
 
 import agl_meta
 from tests.host.training import TRAIN, VAL, ask, free_port, overrides
@@ -28,6 +30,8 @@ class Agent(agl_meta.TrainingContextMixin, agl.LitAgent[Any]):
             llm = llm.with_attempted_rollout(rollout)
         answer = ask(llm, task["question"])
         self.save_prediction({"qid": task["qid"], "answer": answer})
+        self.emit_prediction(answer, name="emitted")
+        ask(llm, f"{answer} again?")
         (self.rollout_dir / "answer.txt").write_text(answer)
         if task["qid"] == "v1":
             raise RuntimeError("an agent's own failure")
@@ -60,6 +64,8 @@ class Watch(agl_meta.Callback):
             reason=event.reason,
             folder=str(event.folder),
             rollouts=event.metrics["val/n_rollouts"],
+            rows=[[row.input["qid"], row.status, len(row.turns)] for row in event.rows],
+            verdict=(event.summary or {}).get("verdict"),
         )
         return {"val/mine": 41.5 + event.global_step}
 
@@ -70,18 +76,27 @@ class Watch(agl_meta.Callback):
 
 def main(mode: str, folder: Path) -> None:
     config = overrides(folder, save_freq=-1)
+    if mode == "v1":
+        config["agentlightning"]["trace_aggregator"] = {
+            "level": "trajectory",
+            "trajectory_max_prompt_length": 256,
+            "trajectory_max_response_length": 256,
+        }
     algorithm = agl_meta.VERL(
         config,
         output_dir=folder / "out",
         callbacks=[Watch(folder / "hooks.jsonl")],
         sample_key="qid",
+        record_train=True,
         dry_run=True,
     )
     if mode == "v0":
         trainer = agl.Trainer(algorithm=algorithm, n_workers=2)
         trainer.fit_v0(Agent(), TRAIN, val_data=VAL)
     else:
-        trainer = agl.Trainer(algorithm=algorithm, n_runners=2, port=free_port())
+        trainer = agl.Trainer(
+            algorithm=algorithm, n_runners=2, port=free_port(), adapter=LlmProxyTraceToTriplet()
+        )
         trainer.fit(Agent(), TRAIN, val_dataset=VAL)
 
 

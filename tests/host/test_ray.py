@@ -30,12 +30,12 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return folder, done.stdout + done.stderr
+    return request.param, folder, done.stdout + done.stderr
 
 
 def test_every_rollout_is_filed(run: Any) -> None:
     """Each rollout's record lies in its step's folder, also of one that raised after saving."""
-    folder, _ = run
+    _, folder, _ = run
     rows: dict[Any, list[Any]] = {}
     for prediction in agl_meta.read_predictions(folder / "out", strict=True):
         context = prediction.context
@@ -64,7 +64,7 @@ def test_every_rollout_is_filed(run: Any) -> None:
 
 def test_several_processes_wrote(run: Any) -> None:
     """Two runners saved, each into shards of its own; their own files lie in their rollout's folder."""
-    folder, _ = run
+    _, folder, _ = run
     shards = {path.name for path in (folder / "out").glob("*/*/shards/*.jsonl")}
     assert len({name.split(".")[-3] for name in shards}) == 2
     for prediction in agl_meta.read_predictions(folder / "out", split="val"):
@@ -72,9 +72,32 @@ def test_several_processes_wrote(run: Any) -> None:
         assert file.read_text() == prediction.value["answer"]
 
 
+def test_every_pass_is_assembled(run: Any) -> None:
+    """Rows with turns, what was saved and what was emitted, of evaluations and of training steps."""
+    mode, folder, _ = run
+    rows = list(agl_meta.read_rows(folder / "out", strict=True))
+    assert len(rows) == 4 * 2 + LAST * 2 * REPEATS
+    for row in rows:
+        assert (row.status == "failed") == (row.context.sample_key == "v1")
+        (saved,) = row.predictions["prediction"]
+        assert saved["qid"] == row.context.sample_key
+        assert row.files is not None
+        if row.status == "succeeded" or mode == "v1":
+            assert row.predictions["emitted"] == [saved["answer"]]
+            assert row.turns[0].response == saved["answer"]
+            assert f"{saved['answer']} again?" in str(row.turns[1].prompt)
+        if row.status == "failed":
+            assert row.error is not None and row.error["message"] == "an agent's own failure"
+    for path in (folder / "out").glob("*/*"):
+        summary = agl_meta.read_summary(path)
+        assert summary["verdict"] == "complete"
+        assert (summary["differences"], summary["unreadable"]) == ([], [])
+        assert all(fault.startswith("Watch.on_train_batch_end: ") for fault in summary["faults"])
+
+
 def test_callbacks(run: Any) -> None:
     """Callbacks run in the trainer's process; what one returns is logged, what one raises is not fatal."""
-    folder, output = run
+    mode, folder, output = run
     calls = [json.loads(line) for line in (folder / "hooks.jsonl").read_text().splitlines()]
     assert {call["pid"] for call in calls}.isdisjoint({os.getpid()})
     assert [call["hook"] for call in calls] == [
@@ -95,7 +118,10 @@ def test_callbacks(run: Any) -> None:
         (4, "periodic"),
         (6, "final"),
     ]
-    assert all(call["rollouts"] == 2 for call in ends)
+    assert all(call["rollouts"] == 2 and call["verdict"] == "complete" for call in ends)
+    # After an exception v0 posts an empty rollout.
+    failed = ["v1", "failed", 2 if mode == "v1" else 0]
+    assert all(call["rows"] == [["v0", "succeeded", 2], failed] for call in ends)
     for call in ends:
         pass_info = agl_meta.read_pass(call["folder"])
         assert pass_info["global_step"] == call["step"]
@@ -106,7 +132,7 @@ def test_callbacks(run: Any) -> None:
 
 def test_says_what_is_stood_in_for(run: Any) -> None:
     """The log and pass.json name the stand-ins, and the log what the dry run changed."""
-    folder, output = run
+    _, folder, output = run
     assert "the worker group and the inference server are CPU stand-ins" in output
     assert "actor_rollout_ref.model.path: 'no/such-model' -> " in output
     info = agl_meta.read_pass(folder / "out" / "global_step_0" / "val")
