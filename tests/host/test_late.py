@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -210,3 +213,46 @@ def test_interrupted(mode: str, tmp_path: Path) -> None:
         ("slow", "missing"),
         ("other", "missing"),
     ]
+
+
+@pytest.mark.parametrize("mode", ["v0", "v1"])
+def test_killed_and_run_again(mode: str, tmp_path: Path) -> None:
+    """What a killed trainer leaves is kept, is not complete, and blends into no later evaluation."""
+    command = [sys.executable, "-m", "tests.host.killed", mode, str(tmp_path)]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    out = tmp_path / "out"
+    left = out / "global_step_0" / "val"
+    assert (left / "pass.json").is_file()
+    with pytest.raises(agl_meta.RecordError, match=r"summary\.json"):
+        agl_meta.read_summary(left)
+    values = [prediction.value for prediction in agl_meta.read_predictions(out)]
+    assert len(values) == 2 and all(value.startswith("before the end") for value in values)
+    assert list(agl_meta.read_rows(out)) == []
+
+    before = {path: path.read_bytes() for path in left.rglob("*") if path.is_file()}
+    fit(mode, tmp_path, out, trainer={"val_only": True})
+    assert {path: path.read_bytes() for path in left.rglob("*") if path.is_file()} == before
+    rows = list(agl_meta.read_rows(out))
+    assert len(rows) == 2 and {row.context.pass_path for row in rows} == {"global_step_0/val.2"}
+    assert agl_meta.read_summary(out / "global_step_0" / "val.2")["verdict"] == "complete"
+    assert [prediction.value["qid"] for prediction in agl_meta.read_predictions(out)] == ["v0", "v1"]
+    assert len(list(agl_meta.read_predictions(out, all_passes=True))) == 4
+    assert len(list(agl_meta.read_rows(out, all_passes=True))) == 2
+
+
+def test_newest_complete_one(tmp_path: Path) -> None:
+    """An evaluation that was interrupted later does not take the place of the complete one."""
+
+    class Broken(TrainingContextDaemon):
+        def run_until_all_finished(self, *_: Any, **__: Any) -> None:
+            raise InterruptedError("the connection is gone")
+
+    fit("v1", tmp_path, tmp_path / "out", trainer={"val_only": True})
+    with pytest.raises(InterruptedError):
+        fit("v1", tmp_path, tmp_path / "out", daemon_cls=Broken, trainer={"val_only": True})
+    assert sorted(path.name for path in (tmp_path / "out" / "global_step_0").iterdir()) == ["val", "val.2"]
+    rows = list(agl_meta.read_rows(tmp_path / "out"))
+    assert [row.status for row in rows] == ["succeeded", "succeeded"]
+    every = list(agl_meta.read_rows(tmp_path / "out", all_passes=True))
+    assert [row.status for row in every] == ["succeeded", "succeeded", "missing", "missing"]
