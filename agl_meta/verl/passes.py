@@ -46,6 +46,8 @@ class BatchStamp:
             "batch_index": position.batch_index,
             "is_train": position.is_train,
         }
+        self.label = f"{split_name(position.is_train)} step {position.global_step}"
+        """Name of the pass for people."""
         self._entry = dict(entry)
         self._namer = namer
         self._samples: dict[Any, dict[str, Any]] = {}

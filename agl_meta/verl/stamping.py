@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from agl_meta.faults import faults
 
 Stamp = Callable[[Any, "dict[str, Any]"], None]
 """Adds to the metadata of a task, given its input."""
@@ -75,3 +78,15 @@ class StampingStore(_Queue):
             config=config,
             metadata=self._stamped(input, metadata),
         )
+
+    outcomes: collections.Counter[str] | None = None
+    """How many of the rollouts that upstream waits for ended how, as it last saw; for the bar."""
+
+    async def wait_for_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+        """As upstream's coroutine; the outcomes of the rollouts, which a daemon drops, are counted."""
+        rollouts = await self._behind.wait_for_rollouts(*args, **kwargs)
+        try:
+            self.outcomes = collections.Counter(rollout.status for rollout in rollouts)
+        except Exception as error:
+            faults.record("counting the outcomes of rollouts", error)
+        return rollouts
