@@ -165,13 +165,13 @@ def _make_bar(description: str, total: int | None) -> Any:
     if _is_ray_actor():
         from ray.experimental import tqdm_ray
 
-        return tqdm_ray.tqdm(desc=description, total=total, unit=" rollouts", flush_interval_s=0.0)
+        return tqdm_ray.tqdm(desc=description, total=total, unit="rollout", flush_interval_s=0.0)
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc,type-arg]
         monitor_interval = 0  # no thread of tqdm's own
 
-    return Bar(desc=description, total=total, unit=" rollouts", dynamic_ncols=True)
+    return Bar(desc=description, total=total, unit="rollout", dynamic_ncols=True)
 
 
 def _is_ray_actor() -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import pty
+import struct
 import sys
+import termios
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -324,9 +327,9 @@ def test_look_that_raises() -> None:
 
 
 @pytest.mark.parametrize("mode", ["v0", "v1"])
-def test_daemon_without_upstreams_names(mode: str, terminal: Any) -> None:
+def test_daemon_without_upstreams_names(mode: str) -> None:
     """The bar of a copy that renamed everything shows the time."""
-    with watching(types.SimpleNamespace(mode=mode), "val step 7", True):
+    with stderr_to(wide_terminal) as terminal, watching(types.SimpleNamespace(mode=mode), "val step 7", True):
         until(lambda: "val step 7" in terminal.text())
     assert "queued" not in terminal.text()
     assert queue_of(types.SimpleNamespace(mode=mode)).look() == Counts()
@@ -378,6 +381,12 @@ class Reader:
         return self._got.decode(errors="replace")
 
 
+def wide_terminal() -> tuple[int, int]:
+    readable, writable = pty.openpty()
+    fcntl.ioctl(writable, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    return readable, writable
+
+
 @contextlib.contextmanager
 def stderr_to(pair: Callable[[], tuple[int, int]]) -> Iterator[Reader]:
     readable, writable = pair()
@@ -389,18 +398,12 @@ def stderr_to(pair: Callable[[], tuple[int, int]]) -> Iterator[Reader]:
     os.close(readable)
 
 
-@pytest.fixture
-def terminal() -> Iterator[Reader]:
-    with stderr_to(pty.openpty) as reader:
-        yield reader
-
-
 @pytest.mark.parametrize("mode", ["v0", "v1"])
 def test_training_on_a_terminal(mode: str, tmp_path: Path) -> None:
     """Every pass has its bar, which ends full; nothing is printed where it was not asked for."""
     steps = {"total_epochs": 1, "test_freq": 3, "save_freq": -1}
-    with stderr_to(pty.openpty) as terminal:
-        fit(mode, tmp_path / "a", None, trainer=steps)
+    with stderr_to(wide_terminal) as terminal:
+        fit(mode, tmp_path, tmp_path / "out", trainer=steps)
     for label, total in {"val step 0": 2, "train step 1": 4, "train step 3": 4, "val step 3": 2}.items():
         ends = [line for line in terminal.text().split("\r") if line.startswith(f"{label} (")]
         assert f"{label} (0 failed, 0 running, 0 queued): 100%" in ends[-1]
@@ -408,21 +411,24 @@ def test_training_on_a_terminal(mode: str, tmp_path: Path) -> None:
     assert not watchers()
 
 
-@pytest.mark.parametrize("pair", [os.pipe, pty.openpty])
+@pytest.mark.parametrize("pair", [os.pipe, wide_terminal])
 def test_training_without_a_bar(pair: Callable[[], tuple[int, int]], tmp_path: Path) -> None:
     """Quiet in a pipe, and on a terminal when told so."""
-    algorithm: dict[str, Any] = {"progress": False} if pair is pty.openpty else {}
+    algorithm: dict[str, Any] = {"progress": False} if pair is wide_terminal else {}
     with stderr_to(pair) as reader:
         config = overrides(tmp_path, total_epochs=1, test_freq=-1, save_freq=-1)
-        settled = agl_meta.VERL(config, dry_run=True, **algorithm).config
+        settled = agl_meta.VERL(config, output_dir=tmp_path / "out", dry_run=True, **algorithm).config
         assert settled.agl_meta.progress is False
         fit("v1", tmp_path, None, config=settled)
     assert "step 1" not in reader.text()
 
 
-def test_failed_rollouts_are_shown(terminal: Reader) -> None:
+def test_failed_rollouts_are_shown() -> None:
     """The counts stand in the bar."""
-    with daemon_of("v1", InMemoryLightningStore(thread_safe=True)) as daemon:
+    with (
+        stderr_to(wide_terminal) as terminal,
+        daemon_of("v1", InMemoryLightningStore(thread_safe=True)) as daemon,
+    ):
         daemon._agl_progress = True
         with waiting(daemon):
             until(lambda: "val step 40 (0 failed, 0 running, 4 queued):   0%" in terminal.text())
@@ -430,7 +436,7 @@ def test_failed_rollouts_are_shown(terminal: Reader) -> None:
             until(lambda: "val step 40 (1 failed, 0 running, 2 queued):  50%" in terminal.text())
             assert " 2/4 [" in terminal.text()
             work(daemon, 2)
-    until(lambda: "val step 40 (1 failed, 0 running, 0 queued): 100%" in terminal.text())
+        until(lambda: "val step 40 (1 failed, 0 running, 0 queued): 100%" in terminal.text())
 
 
 def test_bar_in_a_ray_actor(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
