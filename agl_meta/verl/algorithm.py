@@ -119,9 +119,9 @@ def settle_config(config: Any) -> None:
     if output_dir is not None:
         # The trainer runs in another process, whose current directory is another one.
         OmegaConf.update(config, f"{NODE}.output_dir", output_dir, force_add=True)
-    if settings.progress is None:
-        # Only this process knows: the trainer's stderr is a file.
-        OmegaConf.update(config, f"{NODE}.progress", stderr_is_terminal(), force_add=True)
+    if settings.progress is None and stderr_is_terminal():
+        # Only this process knows: the trainer's stderr is a file, so there None means no bar.
+        OmegaConf.update(config, f"{NODE}.progress", True, force_add=True)
     if settings.dry_run:
         from agl_meta.verl.dry_run import prepare_config
 

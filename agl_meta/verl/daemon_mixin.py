@@ -98,7 +98,6 @@ class TrainingContextDaemonMixin:
         repeats = self.train_rollout_n if is_train else 1
         batch = self._agl_batch_source(data, is_train, repeats, self.mode)
         self._agl_queue.stamp = batch.stamp
-        self._agl_label = batch.label
         result = super().set_up_data_and_server(  # type: ignore[misc]
             data, server_addresses, is_train, *args, **kwargs
         )
@@ -108,6 +107,7 @@ class TrainingContextDaemonMixin:
                 "expected it to enqueue with self.server.queue_task (v0), or with "
                 "self.store.enqueue_many_rollouts or enqueue_rollout (v1), as upstream's does."
             )
+        self._agl_label = batch.label
         return result
 
     def run_until_all_finished(self, *args: Any, **kwargs: Any) -> Any:

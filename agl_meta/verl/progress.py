@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from agl_meta.faults import faults
@@ -84,7 +84,7 @@ class _Watch:
             self._guarded(self._look)
         self._guarded(self._finish)
 
-    def _guarded(self, work: Any) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except Exception as error:
@@ -125,7 +125,8 @@ class _Watch:
             "%s waits: %d of its %s rollouts are queued, none is running, and none was claimed or "
             "finished since %s (%.0f s ago). %s",
             self._label,
-            found.queued,
+            # A store that outlives a run may hold others' as well.
+            found.queued if counts.total is None else min(found.queued, counts.total),
             "?" if counts.total is None else counts.total,
             time.strftime("%H:%M:%S", time.localtime(time.time() - waited)),
             waited,

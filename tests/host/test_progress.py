@@ -418,7 +418,7 @@ def test_training_without_a_bar(pair: Callable[[], tuple[int, int]], tmp_path: P
     with stderr_to(pair) as reader:
         config = overrides(tmp_path, total_epochs=1, test_freq=-1, save_freq=-1)
         settled = agl_meta.VERL(config, output_dir=tmp_path / "out", dry_run=True, **algorithm).config
-        assert settled.agl_meta.progress is False
+        assert not settled.agl_meta.get("progress")
         fit("v1", tmp_path, None, config=settled)
     assert "step 1" not in reader.text()
 
@@ -474,3 +474,6 @@ def test_setting_wins_over_the_terminal(value: bool, tmp_path: Path) -> None:
     assert agl_meta.VERL(overrides(tmp_path), progress=value).config.agl_meta.progress is value
     config = {**overrides(tmp_path), "agl_meta": {"progress": value}}
     assert agl_meta.VERL(config).config.agl_meta.progress is value
+    with stderr_to(wide_terminal):
+        assert agl_meta.VERL(overrides(tmp_path)).config.agl_meta.progress is True
+        assert agl_meta.VERL(config).config.agl_meta.progress is value
