@@ -16,6 +16,7 @@ from agl_meta.errors import ConfigurationError
 from agl_meta.ports import check_v0_port
 from agl_meta.storage import find_root
 from agl_meta.verl.daemon import TrainingContextDaemon
+from agl_meta.verl.progress import stderr_is_terminal
 from agl_meta.verl.settings import NODE, Settings
 from agl_meta.verl.trainer import TrainingContextTrainer
 from agl_meta.verl.trainer_mixin import check_daemon_class, check_trainer_class
@@ -45,6 +46,8 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         dry_run: run this very script without GPUs: all is real but the worker group and the inference
             server, which are CPU stand-ins and say so in the log and in ``pass.json``. Needs no
             download; checkpoints go to ``trainer.default_local_dir`` with ``-dry-run`` behind it.
+        progress: whether a bar shows how far an evaluation or a training step is with its rollouts;
+            ``None``: if stderr is a terminal. A warning that no runner takes them comes either way.
 
     Raises :class:`~agl_meta.errors.ConfigurationError` for what can't work: unsupported versions, an
     output folder that can't be used, classes without the mixins, callbacks that can't be pickled.
@@ -65,6 +68,7 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         record_train: bool = False,
         keep_special_tokens: bool = False,
         dry_run: bool = False,
+        progress: bool | None = None,
     ) -> None:
         check_versions()
         trainer_cls = trainer_cls or TrainingContextTrainer
@@ -81,6 +85,7 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
             "record_train": record_train or None,
             "keep_special_tokens": keep_special_tokens or None,
             "dry_run": dry_run or None,
+            "progress": progress,
         }
         for name, value in given.items():
             if value is not None:
@@ -120,12 +125,15 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
 
 
 def settle_config(config: Any) -> None:
-    """Check the ``agl_meta`` node of a whole config, make its paths absolute, prepare a dry run."""
+    """Check the ``agl_meta`` node of a config, settle what only this process knows, prepare a dry run."""
     settings = Settings.from_config(config)
     _, output_dir = find_root(settings.output_dir)
     if output_dir is not None:
         # The trainer runs in another process, whose current directory is another one.
         OmegaConf.update(config, f"{NODE}.output_dir", output_dir, force_add=True)
+    if settings.progress is None and stderr_is_terminal():
+        # Only this process knows: the trainer's stderr is a file, so there None means no bar.
+        OmegaConf.update(config, f"{NODE}.progress", True, force_add=True)
     if settings.dry_run:
         from agl_meta.verl.dry_run import prepare_config
 

@@ -11,6 +11,7 @@ from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
 from agl_meta.ports import check_v0_port
 from agl_meta.verl.passes import Batch
+from agl_meta.verl.progress import watching
 from agl_meta.verl.stamping import StampingServer, StampingStore
 
 BatchSource = Callable[["Mapping[str, Any]", bool, int, Any], Batch]
@@ -39,6 +40,7 @@ class TrainingContextDaemonMixin:
     _agl_batch_source: BatchSource | None = None
     _agl_poll_seconds: float | None = None
     _agl_batch: Batch | None = None
+    _agl_progress: bool | None = None
 
     mode: str
     server: Any
@@ -62,16 +64,20 @@ class TrainingContextDaemonMixin:
         while getattr(self, "_internal_loop", self) is None and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    def follow(self, source: BatchSource, *, poll_seconds: float | None = None) -> None:
+    def follow(
+        self, source: BatchSource, *, poll_seconds: float | None = None, progress: bool | None = None
+    ) -> None:
         """Take positions from ``source``, which the trainer mixin gives when it makes its daemon.
 
         Args:
             source: called once for each batch, before it is enqueued.
             poll_seconds: upper limit of upstream's pause of 5 s between looks at the queue; for dry
                 runs. ``None`` leaves it alone.
+            progress: whether a bar shows how far a pass is; ``None``: on a terminal.
         """
         self._agl_batch_source = source
         self._agl_poll_seconds = poll_seconds
+        self._agl_progress = progress
 
     def start(self) -> None:
         """Start upstream's servers. Raises :class:`ConfigurationError` if v0's port is in use."""
@@ -106,7 +112,8 @@ class TrainingContextDaemonMixin:
 
     def run_until_all_finished(self, *args: Any, **kwargs: Any) -> Any:
         """Wait for the batch, as upstream does."""
-        with self._agl_polling():
+        label = "pass" if self._agl_batch is None else self._agl_batch.label
+        with watching(self, label, self._agl_progress), self._agl_polling():
             return super().run_until_all_finished(*args, **kwargs)  # type: ignore[misc]
 
     def get_test_metrics(self, *args: Any, **kwargs: Any) -> Any:

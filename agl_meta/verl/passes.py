@@ -64,6 +64,8 @@ class Batch:
             "batch_index": position.batch_index,
             "is_train": position.is_train,
         }
+        self.label = f"{split_name(position.is_train)} step {position.global_step}"
+        """Name of the pass for people."""
         self._entry = dict(entry)
         self._samples: dict[Any, dict[str, Any]] = {}
         self._inputs: dict[Any, Any] = {}

@@ -28,12 +28,14 @@ class Settings:
     """Whether the text of turns shows the tokenizer's special tokens."""
     dry_run: bool = False
     """Whether the worker group and the inference server are CPU stand-ins."""
+    progress: bool | None = None
+    """Whether a bar shows how far a pass is; ``None``: if the driver's stderr is a terminal."""
 
     @classmethod
     def from_config(cls, config: Any) -> Settings:
         """Read the node from a trainer's config; absent means all defaults.
 
-        Raises :class:`ConfigurationError` for a name that is no setting, and for an unknown transport.
+        Raises :class:`ConfigurationError` for a name that is no setting, or a value that is none.
         """
         node = config.get(NODE) or {}
         known = [field.name for field in attrs.fields(cls)]
@@ -42,6 +44,12 @@ class Settings:
             raise ConfigurationError(
                 f"The config's {NODE!r} node has {', '.join(unknown)}; expected only "
                 f"{', '.join(known)} and callbacks. Correct the name."
+            )
+        progress = node.get("progress")
+        if progress is not None and not isinstance(progress, bool):
+            raise ConfigurationError(
+                f"progress is {progress!r}; expected True, False, or None for a bar if stderr is a "
+                "terminal. Correct it."
             )
         settings = cls(**{name: node[name] for name in known if node.get(name) is not None})
         if settings.transport not in TRANSPORTS:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+
+from agl_meta.faults import faults
 
 
 class Batch(Protocol):
@@ -66,12 +69,16 @@ class StampingServer(_Queue):
     async def retrieve_completed_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; the batch sees what comes."""
         rollouts = await self.behind.retrieve_completed_rollouts(*args, **kwargs)
-        self.batch.posted(rollouts)
+        with faults.guard("looking at posted rollouts"):
+            self.batch.posted(rollouts)
         return rollouts
 
 
 class StampingStore(_Queue):
     """Stands for the ``LightningStore`` of a v1 daemon."""
+
+    outcomes: collections.Counter[str] | None = None
+    """How many of the rollouts that upstream waits for ended how, as it last saw; for the bar."""
 
     async def enqueue_many_rollouts(self, rollouts: Sequence[Any]) -> Any:
         """As upstream's; the requests carry the stamp."""
@@ -107,11 +114,14 @@ class StampingStore(_Queue):
     async def wait_for_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; the batch sees what comes."""
         rollouts = await self.behind.wait_for_rollouts(*args, **kwargs)
-        self.batch.finished(rollouts)
+        with faults.guard("looking at finished rollouts"):
+            self.outcomes = collections.Counter(rollout.status for rollout in rollouts)
+            self.batch.finished(rollouts)
         return rollouts
 
     async def query_spans(self, rollout_id: str, *args: Any, **kwargs: Any) -> Any:
         """As upstream's; the batch sees what the daemon reads."""
         spans = await self.behind.query_spans(rollout_id, *args, **kwargs)
-        self.batch.spans_read(rollout_id, spans)
+        with faults.guard("looking at the spans of a rollout"):
+            self.batch.spans_read(rollout_id, spans)
         return spans

@@ -83,6 +83,7 @@ class TrainingContextTrainerMixin:
         daemon.follow(
             self._agl_begin_batch,
             poll_seconds=_DRY_RUN_POLL_SECONDS if self._agl_settings.dry_run else None,
+            progress=self._agl_settings.progress,
         )
         self.__dict__["_agl_daemon"] = daemon
 
