@@ -72,19 +72,20 @@ def config():
 
 
 def show(output_dir):
-    """Print the folders, and one prediction of each evaluation."""
+    """Print the folders, the verdict on each evaluation, and what came of one sample."""
     print(f"\n{output_dir}/")
     for path in sorted(output_dir.rglob("*"), key=lambda p: [_number(part) for part in p.parts]):
         print("    " * len(path.relative_to(output_dir).parts) + path.name)
-    print("\nOne prediction of each evaluation:")
-    shown = set()
-    for prediction in agl_meta.read_predictions(output_dir, split="val"):
-        place = prediction.context
-        if place.global_step not in shown:
-            shown.add(place.global_step)
+    print("\nThe first sample in each evaluation:")
+    for row in agl_meta.read_rows(output_dir, split="val"):
+        place = row.context
+        if place.sample_index == 0:
+            summary = agl_meta.read_summary(output_dir / place.pass_path)
             print(
                 f"  step {place.global_step} ({place.reason}, epoch {place.epoch}):",
-                f"answered {prediction.value['answer']!r}, gold {prediction.value['gold']!r}",
+                f"{summary['succeeded']} of {summary['expected']} succeeded, {summary['verdict']},",
+                f"mean reward {summary['reward']['mean']:.2f}; asked {row.input['question']!r},",
+                f"answered {row.output!r} in {len(row.turns)} turns, reward {row.reward}",
             )
 
 

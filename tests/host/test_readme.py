@@ -57,7 +57,7 @@ def test_first_block_and_reading(tmp_path: Path, capsys: pytest.CaptureFixture[s
         }
         exec(block("class SqlAgent"), names)
         capsys.readouterr()
-        exec(block("context.sample_key, prediction.value"), names)
+        exec(block("row.context.sample_key"), names)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["0", "0", "1", "1"]
     assert all("answer" in line for line in lines)
@@ -75,7 +75,7 @@ def test_decorated_block() -> None:
 
 
 def test_callback_block(tmp_path: Path) -> None:
-    """The example of a callback finds what the evaluation saved, and its metric is returned."""
+    """The example of a callback writes its file, and its metric is returned."""
     names: dict[str, Any] = {
         "agl_meta": agl_meta,
         "config": training.overrides(tmp_path),
@@ -84,11 +84,13 @@ def test_callback_block(tmp_path: Path) -> None:
         patch.chdir(tmp_path)
         exec(block("class WhenEvaluated"), names)
     (callback,) = names["algorithm"].callbacks
-    logged: list[dict[str, Any]] = []
+    logged: list[tuple[int, int]] = []
 
     class Check(agl_meta.Callback):
         def on_validation_end(self, event: agl_meta.PassEvent) -> None:
-            logged.append(callback.on_validation_end(event))
+            wrong = sum(row.reward != 1.0 for row in event.rows)
+            logged.append((callback.on_validation_end(event)["val/wrong"], wrong))
+            assert len((event.folder / "wrong.txt").read_text().splitlines()) == wrong
 
     training.fit(
         "v1",
@@ -98,7 +100,28 @@ def test_callback_block(tmp_path: Path) -> None:
         callbacks=[Check()],
     )
     assert len(logged) == 2
-    assert all(metrics["val/mean_length"] > 10 for metrics in logged)
+    assert all(given == expected for given, expected in logged)
+
+
+def test_summary_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of a summary prints the verdict, and who did not succeed."""
+
+    class Fails(training.SavingAgent):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+            if task["qid"] == "v1":
+                raise RuntimeError("no luck")
+            return super().rollout(task, resources, rollout)
+
+    out = tmp_path / "runs" / "sql"
+    training.fit("v1", tmp_path, out, agent=Fails(), trainer={"val_only": True})
+    (out / "global_step_0").rename(out / "global_step_40")
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        exec(block("agl_meta.read_summary"), {"agl_meta": agl_meta})
+    verdict, failed = capsys.readouterr().out.splitlines()
+    assert verdict == "complete 1 1 0 0"
+    assert failed.endswith("failed RuntimeError: no luck")
 
 
 def test_own_classes_block(tmp_path: Path) -> None:
@@ -120,7 +143,7 @@ def test_own_classes_block(tmp_path: Path) -> None:
 
 def test_every_block_is_tested() -> None:
     """A new example needs a test."""
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
 
 
 @pytest.mark.parametrize("name", ["tests", "quickstart"])
@@ -139,7 +162,8 @@ def test_layout_is_the_one_on_disk(tmp_path: Path) -> None:
     """The names in the README's tree are those that the library uses."""
     from agl_meta import storage
 
-    for name in (storage.PASS_FILE, f"{storage.SHARDS}/", f"{storage.FILES}/<rollout>/"):
+    files = (storage.PASS_FILE, storage.PREDICTIONS_FILE, storage.SUMMARY_FILE, storage.LATE_FILE)
+    for name in (*files, f"{storage.SHARDS}/", f"{storage.FILES}/<rollout>/"):
         assert name in README
     assert storage.OUTPUT_DIR_VARIABLE in README
 
