@@ -13,6 +13,7 @@ from typing import Any
 
 from agl_meta.context import STAMP_KEY, TrainingContext, current_training_context
 from agl_meta.emitting import emit_record
+from agl_meta.encoding import encode
 from agl_meta.encoding_objects import type_name
 from agl_meta.errors import AglMetaError
 from agl_meta.faults import faults
@@ -24,6 +25,8 @@ ERROR_KEY = "error"
 """Under :data:`STAMP_KEY` in the metadata of what a v0 runner posts."""
 
 _MAX_TEXT = 20_000
+_MAX_RETURNED = 1_000
+"""Bytes of an encoded value that is kept; upstream's lists of spans are not."""
 
 # The v0 runner posts an empty rollout after an exception; on_rollout_end, which it calls in the same thread
 # or asyncio task, adds what is known.
@@ -51,6 +54,7 @@ def record_outcome(error: BaseException | None, returned: object, began: float) 
         _latest.set((context.rollout_id, cause))
         outcome = {
             "error": cause,
+            "returned": _small(returned),
             "returned_type": None if error is not None else type_name(type(returned)),
             "seconds": time.time() - began,
         }
@@ -79,6 +83,13 @@ def error_fields(error: BaseException) -> dict[str, str | None]:
         "message": _text(lambda: str(error)),
         "traceback": _text(lambda: "".join(traceback.format_exception(error))),
     }
+
+
+def _small(returned: object) -> object:
+    """A returned value as a reward may be one: upstream drops what is no float, and says so nowhere."""
+    if isinstance(returned, (list, tuple, dict)) or len(encode(returned)) > _MAX_RETURNED:
+        return None
+    return returned
 
 
 def _text(make: Any) -> str | None:

@@ -202,6 +202,7 @@ class PassRecorder:
                 "files": f"{FILES}/{files}" if files in own_files else None,
                 "late": False,
             },
+            reward=_reward(accepted, own),
             predictions=_predictions(own),
             superseded=b"[%b]" % b",".join(superseded),
         )
@@ -213,7 +214,7 @@ class PassRecorder:
             repeat_index=context.repeat_index,
             status=fields["status"],
             error=fields["error"],
-            reward=fields["reward"],
+            reward=accepted.reward if accepted else None,
             reward_used=fields["reward_used"],
             response_tokens=tuple(turn.response_tokens for turn in accepted.turns) if accepted else (),
             data_source=data_source,
@@ -354,7 +355,6 @@ def _fields(result: Result | None, records: Sequence[SavedRecord]) -> dict[str, 
             "error": _NEVER_FINISHED,
             "turns": [],
             "output": None,
-            "reward": None,
             "reward_used": None,
         }
     return {
@@ -362,38 +362,46 @@ def _fields(result: Result | None, records: Sequence[SavedRecord]) -> dict[str, 
         "error": _error(result, records),
         "turns": [attrs.asdict(turn, recurse=False) for turn in result.turns],
         "output": result.turns[-1].response if result.turns else None,
-        "reward": result.reward,
         "reward_used": result.reward_used,
     }
+
+
+def _reward(result: Result | None, records: Sequence[SavedRecord]) -> bytes:
+    """The reward as the agent gave it: also where upstream lost it, having no turn to assign it to (v1), or
+    taking nothing but a float (v0)."""
+    if result is not None and result.reward is not None:
+        return encode(result.reward)
+    outcome = _outcome(records)
+    returned = None if outcome is None else outcome.get("returned")
+    return b"null" if returned is None else orjson.dumps(returned)
 
 
 def _error(result: Result, records: Sequence[SavedRecord]) -> Mapping[str, Any] | None:
     if result.status == SUCCEEDED:
         return None
-    outcome = _outcome(records)
-    if outcome is not None and outcome.get("error"):
+    outcome = _outcome(records) or {}
+    if outcome.get("error"):
         return dict(outcome["error"])
     if result.error is not None:
         return result.error
-    if outcome is not None:
+    message = "no cause was recorded; see the runner's log"
+    if outcome:
         message = (
             f"upstream marked it as {result.status} although its method returned, a "
             f"{outcome.get('returned_type')}; see the runner's log"
         )
-    else:
-        message = "no cause was recorded; see the runner's log"
     return {"type": None, "message": message, "traceback": None}
 
 
-def _outcome(records: Sequence[SavedRecord]) -> Mapping[str, Any] | None:
-    """How the attempt went from its own side, where it recorded that."""
+def _outcome(records: Sequence[SavedRecord]) -> dict[str, Any] | None:
+    """How the attempt went from its own side, where it recorded that; as a JSON document."""
     for record in reversed(records):
         if record.kind == OUTCOME:
             try:
-                found = decode(load_value(record))
-            except (ValueError, OSError, TypeError, KeyError):
+                found = load_value(record)
+            except (ValueError, OSError):
                 continue
-            if isinstance(found, Mapping):
+            if isinstance(found, dict):
                 return found
     return None
 
@@ -410,17 +418,17 @@ def _predictions(records: Sequence[SavedRecord]) -> bytes:
 
 
 def _superseded(result: Result | None, attempt: Attempt, records: Sequence[SavedRecord]) -> bytes:
-    outcome = _outcome(records)
     fields = _fields(result, records)
-    if result is None:
-        failed = outcome is not None and outcome.get("error")
-        fields["status"] = FAILED if failed else SUCCEEDED if outcome is not None else MISSING
-        fields["error"] = dict(outcome["error"]) if outcome is not None and failed else None
+    outcome = _outcome(records)
+    if result is None and outcome is not None:
+        fields["error"] = outcome.get("error")
+        fields["status"] = FAILED if fields["error"] else SUCCEEDED
     fields["attempt_id"] = attempt if isinstance(attempt, str) else None
     fields["attempt_number"] = attempt if isinstance(attempt, int) else None
     if result is not None and result.attempt_number is not None:
         fields["attempt_number"] = result.attempt_number
-    return b"{%b}" % members(fields, {"predictions": _predictions(records)})
+    encoded = {"reward": _reward(result, records), "predictions": _predictions(records)}
+    return b"{%b}" % members(fields, encoded)
 
 
 def late_line(row: bytes, result: Result, folder: Path) -> bytes:
@@ -435,7 +443,8 @@ def late_line(row: bytes, result: Result, folder: Path) -> bytes:
         document = orjson.loads(row)
         saved.add_lines(result.emitted, "spans")
         records = [record for record in saved.of(document["rollout_id"]) if record.attempt == result.attempt]
-        document.update(orjson.loads(b"{%b}" % members(_fields(result, records), {})))
+        encoded = {"reward": _reward(result, records)}
+        document.update(orjson.loads(b"{%b}" % members(_fields(result, records), encoded)))
         document.update(
             attempt_id=result.attempt_id,
             attempt_number=result.attempt_number,

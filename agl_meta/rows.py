@@ -65,7 +65,7 @@ class Row:
     output: str | None
     """The last response."""
     reward: Any
-    """The final reward as the agent gave it; ``None`` if it gave none."""
+    """The final reward as the agent gave it, also where upstream lost it; ``None`` if it gave none."""
     reward_used: Any
     """What the metrics took: the reward, or upstream's ``reward_fillna_value``."""
     attempts: int | None

@@ -27,6 +27,7 @@ class RolloutFacts:
     status: str
     error: Mapping[str, Any] | None
     reward: Any
+    """As upstream has it; ``None`` where it has none, whatever the agent gave."""
     reward_used: Any
     response_tokens: tuple[int, ...]
     """Tokens of each turn's response; empty for a rollout without turns."""

@@ -16,7 +16,7 @@ from agentlightning.verl.trainer import AgentLightningTrainer
 from omegaconf import OmegaConf
 
 import agl_meta
-from agl_meta.verl import TrainingContextDaemon, TrainingContextTrainer
+from agl_meta.verl import TrainingContextDaemon, TrainingContextTrainer, algorithm
 from agl_meta.verl.daemon_mixin import TrainingContextDaemonMixin
 from agl_meta.verl.passes import Run
 from agl_meta.verl.positions import Position
@@ -224,8 +224,9 @@ def test_sample_key_that_is_no_field(mode: str, tmp_path: Path) -> None:
         fit(mode, tmp_path, None, config=config)
 
 
-def test_drop_in_for_upstream(tmp_path: Path) -> None:
+def test_drop_in_for_upstream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """agl_meta.VERL is upstream's class, takes its arguments, and merges the config alike."""
+    monkeypatch.setattr(algorithm, "stderr_is_terminal", lambda: False)  # as under pytest -s
     ours = agl_meta.VERL(overrides(tmp_path), TrainingContextTrainer, TrainingContextDaemon)
     config = overrides(tmp_path)
     config["agentlightning"] = {"port": ours.config.agentlightning.port}

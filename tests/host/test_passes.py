@@ -184,7 +184,10 @@ class TestRows:
         assert (rows["numpy"].reward, rows["numpy"].reward_used) == (0.25, 0.25)
         if mode == "v1":
             assert math.isnan(rows["nan"].reward) and math.isnan(rows["nan"].reward_used)
-        assert (rows["text"].reward, rows["text"].reward_used) == (None, 0.0)
+        # What upstream drops is there all the same: no float, or no turn to assign it to.
+        assert (rows["text"].reward, rows["text"].reward_used) == ("1.0", 0.0)
+        assert (rows["tensor"].reward.elements, rows["tensor"].reward_used) == ([1.0], 0.0)
+        assert (rows["no_model"].reward, rows["no_model"].reward_used) == (0.5, 0.5 if mode == "v0" else 0.0)
 
 
 class TestSummary:
