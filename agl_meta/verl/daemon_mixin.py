@@ -160,6 +160,8 @@ class TrainingContextDaemonMixin:
 class _NoBatch:
     """Stands in the queue until the first batch: what is enqueued then would carry no stamp."""
 
+    is_recorded = False
+
     def stamp(self, sample: Any, metadata: dict[str, Any]) -> None:
         raise ConfigurationError(_TOLD_NOTHING)
 

@@ -71,7 +71,7 @@ class Batch:
         self._inputs: dict[Any, Any] = {}
         self._queued: dict[str, Mapping[str, Any]] = {}
         self._seen = Seen()
-        self._is_recorded = open_pass.recorder is not None
+        self.is_recorded = open_pass.recorder is not None
         self.tasks = 0
         """How many tasks were stamped."""
 
@@ -91,7 +91,7 @@ class Batch:
             }
             # A copied-out daemon may name no sample; then each task is one of its own.
             self._samples[self.tasks if data_id is None else data_id] = entry
-            if self._is_recorded:
+            if self.is_recorded:
                 self._inputs[entry["sample_index"]] = sample
         else:
             entry = self._samples[data_id] = {**entry, "repeat_index": entry["repeat_index"] + 1}
@@ -100,7 +100,7 @@ class Batch:
 
     def queued(self, rollout_id: str, metadata: Mapping[str, Any]) -> None:
         """A task was enqueued under this id."""
-        if self._is_recorded:
+        if self.is_recorded:
             self._queued[rollout_id] = metadata
 
     def posted(self, rollouts: Sequence[Any]) -> None:
@@ -115,12 +115,12 @@ class Batch:
 
     def finished(self, rollouts: Sequence[Any]) -> None:
         """v1: the daemon is told of finished rollouts."""
-        if self._is_recorded:
+        if self.is_recorded:
             self._seen.note_finished(rollouts)
 
     def spans_read(self, rollout_id: str, spans: Sequence[Any]) -> None:
         """v1: the daemon read the spans of a rollout."""
-        if self._is_recorded:
+        if self.is_recorded:
             self._seen.note_spans(rollout_id, spans)
 
     # What the daemon calls.

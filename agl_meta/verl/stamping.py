@@ -12,6 +12,9 @@ from agl_meta.faults import faults
 class Batch(Protocol):
     """What a queue tells of the batch that goes through it."""
 
+    is_recorded: bool
+    """Whether it is to be told what was queued."""
+
     def stamp(self, sample: Any, metadata: dict[str, Any]) -> None:
         """Add to the metadata of a task, given its input."""
 
@@ -51,19 +54,21 @@ class _Queue:
 class StampingServer(_Queue):
     """Stands for the ``AgentLightningServer`` of a v0 daemon."""
 
-    async def queue_task(
+    def queue_task(
         self,
         sample: Any,
         mode: Any = None,
         resources_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Any:
-        """As upstream's; the task carries the stamp."""
+        """As upstream's coroutine; the task carries the stamp."""
         stamped = self._stamped(sample, metadata)
-        rollout_id = await self.behind.queue_task(
-            sample, mode=mode, resources_id=resources_id, metadata=stamped
-        )
-        self.batch.queued(rollout_id, stamped)
+        task = self.behind.queue_task(sample, mode=mode, resources_id=resources_id, metadata=stamped)
+        return self._noted(task, stamped) if self.batch.is_recorded else task
+
+    async def _noted(self, task: Any, metadata: Mapping[str, Any]) -> Any:
+        rollout_id = await task
+        self.batch.queued(rollout_id, metadata)
         return rollout_id
 
     async def retrieve_completed_rollouts(self, *args: Any, **kwargs: Any) -> Any:
