@@ -26,8 +26,9 @@ from save import record
 from side_by_side import machine, ratio, take_turns
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
+from agl_meta.assembly import Queued, Result
 from agl_meta.context import TrainingContext
-from agl_meta.recorder import PassRecorder, Queued, Result
+from agl_meta.recorder import PassRecorder
 from agl_meta.records import PREDICTION, record_line
 from agl_meta.rows import Turn
 from agl_meta.storage import SHARDS

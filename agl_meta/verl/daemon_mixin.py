@@ -10,7 +10,7 @@ from typing import Any
 from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
 from agl_meta.ports import check_v0_port
-from agl_meta.verl.passes import Batch
+from agl_meta.verl.batches import Batch
 from agl_meta.verl.progress import watching
 from agl_meta.verl.stamping import StampingServer, StampingStore
 

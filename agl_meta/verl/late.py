@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agl_meta.assembly import Result, late_line
 from agl_meta.faults import faults
-from agl_meta.recorder import Result, late_line
 from agl_meta.rows import TIMEOUT
 from agl_meta.storage import LATE_FILE, PREDICTIONS_FILE, write_all
 from agl_meta.verl.results import Texts, in_loop, result_v0, result_v1

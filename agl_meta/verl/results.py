@@ -8,11 +8,11 @@ from typing import Any
 
 import attrs
 
+from agl_meta.assembly import Result
 from agl_meta.context import STAMP_KEY
 from agl_meta.emitting import emitted_lines
 from agl_meta.faults import faults
 from agl_meta.outcome import ATTEMPT_KEY, ERROR_KEY
-from agl_meta.recorder import Result
 from agl_meta.rows import FAILED, SUCCEEDED, TIMEOUT, Turn
 
 _TIMEOUTS = frozenset({"timeout", "unresponsive"})

@@ -14,9 +14,10 @@ from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
 from agl_meta.rows import Rows
 from agl_meta.storage import find_root
+from agl_meta.verl.batches import Batch
 from agl_meta.verl.daemon_mixin import TrainingContextDaemonMixin
 from agl_meta.verl.generations import dump_generations, log_generations
-from agl_meta.verl.passes import Batch, Run, check_sample_key
+from agl_meta.verl.passes import Run, check_sample_key
 from agl_meta.verl.positions import CountingDataLoader, Position
 from agl_meta.verl.settings import Settings
 from agl_meta.verl.versions import check_versions
