@@ -63,6 +63,8 @@ class Result:
     attempt_number: int | None = None
     emitted: Sequence[bytes] = ()
     """Record lines that came with it, not through a shard."""
+    outcome: Mapping[str, Any] = attrs.field(factory=dict)
+    """How it went from its own side, as a JSON document, where that came with it."""
 
     @property
     def attempt(self) -> Attempt:
@@ -141,6 +143,7 @@ def assemble_row(
         reward_used=fields["reward_used"],
         response_tokens=tuple(turn.response_tokens for turn in accepted.turns) if accepted else (),
         data_source=data_source,
+        lost=fields["lost"],
     )
     return AssembledRow(line, facts, len(superseded))
 
@@ -177,6 +180,7 @@ def _fields(result: Result | None, records: Sequence[SavedRecord]) -> dict[str, 
             "turns": [],
             "output": None,
             "reward_used": None,
+            "lost": _lost(result, records),
         }
     return {
         "status": result.status,
@@ -184,6 +188,7 @@ def _fields(result: Result | None, records: Sequence[SavedRecord]) -> dict[str, 
         "turns": [attrs.asdict(turn, recurse=False) for turn in result.turns],
         "output": result.turns[-1].response if result.turns else None,
         "reward_used": result.reward_used,
+        "lost": _lost(result, records),
     }
 
 
@@ -192,15 +197,21 @@ def _reward(result: Result | None, records: Sequence[SavedRecord]) -> bytes:
     taking nothing but a float (v0)."""
     if result is not None and result.reward is not None:
         return encode(result.reward)
-    outcome = _outcome(records)
-    returned = None if outcome is None else outcome.get("returned")
+    returned = _outcome(result, records).get("returned")
     return b"null" if returned is None else orjson.dumps(returned)
+
+
+def _lost(result: Result | None, records: Sequence[SavedRecord]) -> dict[str, int]:
+    """What the attempt wanted to save and could not: how often, by cause."""
+    lost = _outcome(result, records).get("lost")
+    found = lost.items() if isinstance(lost, Mapping) else ()
+    return {cause: times for cause, times in found if type(times) is int}
 
 
 def _error(result: Result, records: Sequence[SavedRecord]) -> Mapping[str, Any] | None:
     if result.status == SUCCEEDED:
         return None
-    outcome = _outcome(records) or {}
+    outcome = _outcome(result, records)
     if outcome.get("error"):
         return dict(outcome["error"])
     if result.error is not None:
@@ -214,7 +225,7 @@ def _error(result: Result, records: Sequence[SavedRecord]) -> Mapping[str, Any] 
     return {"type": None, "message": message, "traceback": None}
 
 
-def _outcome(records: Sequence[SavedRecord]) -> dict[str, Any] | None:
+def _outcome(result: Result | None, records: Sequence[SavedRecord]) -> Mapping[str, Any]:
     """How the attempt went from its own side, where it recorded that; as a JSON document."""
     for record in reversed(records):
         if record.kind == OUTCOME:
@@ -224,7 +235,7 @@ def _outcome(records: Sequence[SavedRecord]) -> dict[str, Any] | None:
                 continue
             if isinstance(found, dict):
                 return found
-    return None
+    return {} if result is None else result.outcome
 
 
 def _predictions(records: Sequence[SavedRecord]) -> bytes:
@@ -240,8 +251,8 @@ def _predictions(records: Sequence[SavedRecord]) -> bytes:
 
 def _superseded(result: Result | None, attempt: Attempt, records: Sequence[SavedRecord]) -> bytes:
     fields = _fields(result, records)
-    outcome = _outcome(records)
-    if result is None and outcome is not None:
+    outcome = _outcome(result, records)
+    if result is None and outcome:
         fields["error"] = outcome.get("error")
         fields["status"] = FAILED if fields["error"] else SUCCEEDED
     fields["attempt_id"] = attempt if isinstance(attempt, str) else None

@@ -184,6 +184,7 @@ class _Running:
     value: TrainingContext | StampError
     ids: tuple[Any, Any]
     outer: _Running | None
+    losses: dict[str, int] = attrs.field(factory=dict)
 
 
 _current: contextvars.ContextVar[_Running | None] = contextvars.ContextVar(
@@ -230,6 +231,19 @@ def enter(rollout: Any) -> contextvars.Token[_Running | None]:
         if not value.is_stamped:
             _warn_unstamped_once()
     return _current.set(_Running(value, _ids(rollout), _current.get()))
+
+
+def note_loss(cause: str) -> None:
+    """Count something that the rollout that runs here wanted to save and that is lost."""
+    running = _current.get()
+    if running is not None:
+        running.losses[cause] = running.losses.get(cause, 0) + 1
+
+
+def losses() -> dict[str, int]:
+    """What the rollout that runs here has lost so far: how often, by cause."""
+    running = _current.get()
+    return {} if running is None else dict(running.losses)
 
 
 def is_current(rollout: Any) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from warnings import warn
 
-from agl_meta.context import TrainingContext, current_training_context
+from agl_meta.context import TrainingContext, current_training_context, note_loss
 from agl_meta.describing import describe
 from agl_meta.errors import DamagedRecordWarning, RecordError
 from agl_meta.faults import faults
@@ -62,14 +62,14 @@ def emit_record(context: TrainingContext, kind: str, name: str, value: object) -
 
         tracer = get_active_tracer() or _announced_tracer.get()
         if tracer is None or isinstance(tracer, DummyTracer):
-            faults.record(f"emitting a {kind}", _NO_TRACER)
+            note_loss(faults.record(f"emitting a {kind}", _NO_TRACER))
             return False
         line = record_line(context, kind, name, value)
         tracer.create_span(
             SPAN_NAME, attributes={SPAN_NAME: line.decode()}, status=TraceStatus(status_code="OK")
         )
     except Exception as error:  # a user's own tracer may raise anything
-        faults.record(f"emitting a {kind}", error)
+        note_loss(faults.record(f"emitting a {kind}", error))
         return False
     return True
 

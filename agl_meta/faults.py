@@ -24,8 +24,11 @@ class FaultCounter:
         self._lock = PerProcess(threading.Lock)
         self._counts: collections.Counter[str] = collections.Counter()
 
-    def record(self, doing: str, cause: BaseException | str) -> None:
-        """Count one fault; log it if this activity has not failed of this cause before."""
+    def record(self, doing: str, cause: BaseException | str) -> str:
+        """Count one fault; log it if this activity has not failed of this cause before.
+
+        Returns the name under which it is counted.
+        """
         text = cause if isinstance(cause, str) else describe_error(cause)
         # The path makes each failing file a cause of its own: the errno names the cause.
         if isinstance(cause, OSError) and cause.strerror is not None:
@@ -37,6 +40,7 @@ class FaultCounter:
             first = self._counts[key] == 1
         if first:
             logger.error("%s failed, training goes on: %s (further cases are counted)", doing, text)
+        return key
 
     @contextlib.contextmanager
     def guard(self, doing: str) -> Iterator[None]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextvars
 import time
 import traceback
-from collections.abc import Mapping
 from typing import Any
 
-from agl_meta.context import STAMP_KEY, TrainingContext, current_training_context
+import orjson
+
+from agl_meta.context import STAMP_KEY, TrainingContext, current_training_context, losses
 from agl_meta.emitting import emit_record
 from agl_meta.encoding import encode
 from agl_meta.encoding_objects import type_name
@@ -21,8 +22,7 @@ from agl_meta.records import OUTCOME
 from agl_meta.saving import save_record
 
 ATTEMPT_KEY = "attempt_number"
-ERROR_KEY = "error"
-"""Under :data:`STAMP_KEY` in the metadata of what a v0 runner posts."""
+"""Beside :data:`OUTCOME`, under :data:`STAMP_KEY` in the metadata of what a v0 runner posts."""
 
 _MAX_TEXT = 20_000
 _MAX_RETURNED = 1_000
@@ -30,7 +30,7 @@ _MAX_RETURNED = 1_000
 
 # The v0 runner posts an empty rollout after an exception; on_rollout_end, which it calls in the same thread
 # or asyncio task, adds what is known.
-_latest: contextvars.ContextVar[tuple[str | None, Mapping[str, Any] | None] | None] = contextvars.ContextVar(
+_latest: contextvars.ContextVar[tuple[str | None, dict[str, Any]] | None] = contextvars.ContextVar(
     "agl_meta_latest_outcome", default=None
 )
 
@@ -50,29 +50,30 @@ def record_outcome(error: BaseException | None, returned: object, began: float) 
     if not context.is_recorded:
         return
     with faults.guard("recording the outcome of a rollout"):
-        cause = None if error is None else error_fields(error)
-        _latest.set((context.rollout_id, cause))
         outcome = {
-            "error": cause,
+            "error": None if error is None else error_fields(error),
             "returned": _small(returned),
             "returned_type": None if error is not None else type_name(type(returned)),
             "seconds": time.time() - began,
+            "lost": losses(),
         }
-        if context.pass_path is None:
+        _latest.set((context.rollout_id, outcome))
+        is_saved = context.pass_path is not None and save_record(context, OUTCOME, OUTCOME, outcome)
+        if not is_saved and context.transport != "store":
+            # No folder, or a disk that takes nothing: the trainer is to know all the same.
             emit_record(context, OUTCOME, OUTCOME, outcome)
-        else:
-            save_record(context, OUTCOME, OUTCOME, outcome)
 
 
 def note_outcome(task: Any, rollout: Any) -> None:
-    """Add attempt and error to what a v0 runner is going to post."""
+    """Add the attempt and how it went to what a v0 runner is going to post."""
     with faults.guard("noting the outcome of a rollout"):
         context = TrainingContext.from_rollout(task)
         if not context.is_recorded:
             return
+        note: dict[str, Any] = {ATTEMPT_KEY: context.attempt_number}
         latest = _latest.get()
-        error = latest[1] if latest is not None and latest[0] == context.rollout_id else None
-        note = {ATTEMPT_KEY: context.attempt_number, ERROR_KEY: error}
+        if latest is not None and latest[0] == context.rollout_id:
+            note[OUTCOME] = orjson.loads(encode(latest[1]))
         rollout.metadata = {**rollout.metadata, STAMP_KEY: note}
 
 

@@ -164,6 +164,7 @@ class PassRecorder:
             "reward": self._tally.rewards(),
             "metrics": None if metrics is None else {name: _plain(metrics[name]) for name in metrics},
             "differences": self._differences,
+            "lost": self._lost(),
             "unreadable": list(self._unreadable.values()),
             "faults": {
                 name: count - self._faults_before.get(name, 0)
@@ -178,6 +179,14 @@ class PassRecorder:
             pretty = orjson.dumps(orjson.loads(encoded), option=orjson.OPT_INDENT_2)
             publish(str(self._target / SUMMARY_FILE), pretty + b"\n")
         return dict(decode(orjson.loads(encoded)))
+
+    def _lost(self) -> dict[str, int]:
+        lost = self._tally.lost()
+        if lost:
+            logger.warning(
+                "Rollouts of %s could not save all that they wanted: %s", self._about["pass"], lost
+            )
+        return lost
 
     def _publish_rows(self) -> None:
         self._file.flush()

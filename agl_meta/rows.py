@@ -72,6 +72,8 @@ class Row:
     """How many attempts were made, as far as known."""
     predictions: Mapping[str, list[Any]]
     """What the rollout saved or emitted: by name, in order."""
+    lost: Mapping[str, int]
+    """What it wanted to save and could not: how often, by cause."""
     files: str | None
     """Folder with the rollout's own files, below the folder of the pass."""
     late: bool

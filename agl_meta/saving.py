@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from agl_meta.context import TrainingContext, current_training_context
+from agl_meta.context import TrainingContext, current_training_context, note_loss
 from agl_meta.describing import describe
 from agl_meta.emitting import emit_record
 from agl_meta.errors import OutputDirError
@@ -63,15 +63,16 @@ def save_record(context: TrainingContext, kind: str, name: str, value: object) -
     if context.transport == "store":
         emit_record(context, kind, name, value)
         return None
+    cause: str | OSError
     try:
         place = _place(context)
-        if isinstance(place, str):
-            faults.record(f"saving a {kind}", place)
-            return None
-        return shard_writers.append(*place, record_line(context, kind, name, value))
+        if not isinstance(place, str):
+            return shard_writers.append(*place, record_line(context, kind, name, value))
+        cause = place
     except OSError as error:
-        faults.record(f"saving a {kind}", error)
-        return None
+        cause = error
+    note_loss(faults.record(f"saving a {kind}", cause))
+    return None
 
 
 def current_step_dir() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -32,6 +33,7 @@ class RolloutFacts:
     response_tokens: tuple[int, ...]
     """Tokens of each turn's response; empty for a rollout without turns."""
     data_source: Any
+    lost: Mapping[str, int]
 
 
 class Tally:
@@ -62,6 +64,13 @@ class Tally:
             for facts in self._facts
             if facts.status != SUCCEEDED
         ]
+
+    def lost(self) -> dict[str, int]:
+        """What rollouts wanted to save and could not: how often, by cause."""
+        found: collections.Counter[str] = collections.Counter()
+        for facts in self._facts:
+            found.update(facts.lost)
+        return dict(found)
 
     def rewards(self) -> dict[str, Any]:
         """Mean rewards, over what is a number; missing and NaN ones are counted apart."""

@@ -12,7 +12,8 @@ from agl_meta.assembly import Result
 from agl_meta.context import STAMP_KEY
 from agl_meta.emitting import emitted_lines
 from agl_meta.faults import faults
-from agl_meta.outcome import ATTEMPT_KEY, ERROR_KEY
+from agl_meta.outcome import ATTEMPT_KEY
+from agl_meta.records import OUTCOME
 from agl_meta.rows import FAILED, SUCCEEDED, TIMEOUT, Turn
 
 _TIMEOUTS = frozenset({"timeout", "unresponsive"})
@@ -122,13 +123,15 @@ def result_v0(rollout: Any, reward_used: Any, texts: Texts) -> Result:
     if number is None and rollout.task is not None:
         number = rollout.task.num_claims
     is_empty = rollout.final_reward is None and not rollout.triplets and not rollout.trace
-    failed = note.get(ERROR_KEY) is not None or (rollout.task is not None and is_empty)
+    outcome = note.get(OUTCOME)
+    outcome = outcome if isinstance(outcome, Mapping) else {}
+    failed = bool(outcome.get("error")) or (rollout.task is not None and is_empty)
     return Result(
         status=FAILED if failed else SUCCEEDED,
         turns=texts.turns(rollout.triplets),
         reward=rollout.final_reward,
         reward_used=reward_used,
-        error=note.get(ERROR_KEY),
+        outcome=outcome,
         attempt_number=number,
         emitted=emitted_lines(rollout.trace or ()),
     )

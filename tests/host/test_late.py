@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -256,3 +258,47 @@ def test_newest_complete_one(tmp_path: Path) -> None:
     assert [row.status for row in rows] == ["succeeded", "succeeded"]
     every = list(agl_meta.read_rows(tmp_path / "out", all_passes=True))
     assert [row.status for row in every] == ["succeeded", "succeeded", "missing", "missing"]
+
+
+class FillsUp(agl_meta.TrainingContextMixin, agl.LitAgent[Any]):
+    """The disk takes nothing more while the last sample runs."""
+
+    def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+        ask(resources["main_llm"], task["question"])
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if task["qid"] == "other":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            self.save_prediction("one")
+            self.save_prediction("two")
+            if task["qid"] == "other":
+                raise RuntimeError("an error of its own")
+        finally:
+            # Not before the runner has recorded how it went.
+            threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_FSIZE, limits)).start()
+        return 1.0
+
+
+@pytest.mark.parametrize("mode", ["v0", "v1"])
+def test_losses_reach_the_summary(mode: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a runner could not save is counted in the trainer's summary, although nothing could be written."""
+    store = InMemoryLightningStore(thread_safe=True) if mode == "v1" else None
+    with contextlib.nullcontext() if store is None else store_server(store) as server:
+        fit(
+            mode,
+            tmp_path,
+            tmp_path / "out",
+            agent=FillsUp(),
+            store=server,
+            runners=1,
+            val=VAL,
+            trainer={"val_only": True},
+        )
+    summary = agl_meta.read_summary(tmp_path / "out" / "global_step_0" / "val")
+    assert (summary["verdict"], summary["failed"]) == ("complete", 1)
+    assert summary["lost"] == {"saving a prediction: File too large": 2}
+    assert "File too large" in caplog.text
+    rows = {row.input["qid"]: row for row in agl_meta.read_rows(tmp_path / "out")}
+    assert rows["other"].error is not None and rows["other"].error["message"] == "an error of its own"
+    assert (rows["other"].lost, rows["other"].predictions) == (summary["lost"], {})
+    assert (rows["quick"].lost, rows["quick"].predictions) == ({}, {"prediction": ["one", "two"]})
