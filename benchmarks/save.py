@@ -1,8 +1,9 @@
-"""Saving 16 KB records: ``save_prediction``, ``json.dump`` into one file a rollout, verl's dump.
+"""Saving 16 KB records: ``save_prediction``, orjson alone, ``json.dump`` into a file each, verl's dump.
 
     python benchmarks/save.py
 
-One process, one thread, a local file system, without fsync in any of them.
+Then a state of 30 LangChain messages, beside ``json.dumps`` of their ``model_dump``. One process, one thread,
+a local file system, without fsync in any of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
+from langchain_core.messages import AIMessage, HumanMessage
 from side_by_side import machine, ratio, take_turns
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
@@ -81,20 +84,58 @@ def main() -> None:
             dump_path=str(dump),
         )
 
-    ways = {"save_prediction": save_prediction, "json.dump": json_dump, "verl": verl_dump}
+    plain = os.open(Path(root, "plain"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def orjson_write() -> None:
+        for value in records:
+            os.write(plain, orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+
+    states = [{"messages": messages(n), "answer": str(n)} for n in range(RECORDS // 10)]
+
+    def save_state() -> None:
+        for state in states:
+            agl_meta.save_prediction(state, name="state")
+
+    def dump_state() -> None:
+        for state in states:
+            dumped = {**state, "messages": [message.model_dump() for message in state["messages"]]}
+            os.write(plain, json.dumps(dumped, default=str).encode())
+
+    ways = {
+        "save_prediction": save_prediction,
+        "orjson.dumps and os.write": orjson_write,
+        "json.dump": json_dump,
+        "verl": verl_dump,
+    }
+    state_ways = {"save_prediction": save_state, "json.dumps of model_dump": dump_state}
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # verl prints a line for each dump
     try:
         with training_context_of(rollout(1, root)):
             seconds = take_turns(ways, ROUNDS)
+            state_seconds = take_turns(state_ways, ROUNDS)
     finally:
         os.dup2(out, 1)
         shutil.rmtree(root)
+    show(seconds, RECORDS)
+    print(f"{len(states)} states of 30 messages")
+    show(state_seconds, len(states))
+
+
+def show(seconds: dict[str, list[float]], records: int) -> None:
     for name, values in seconds.items():
         print(
-            f"{name}: {min(values) / RECORDS * 1e6:.0f} µs a record, "
-            f"{ratio(seconds, name, 'save_prediction'):.1f} times save_prediction"
+            f"{name}: {min(values) / records * 1e6:.0f} µs a record, "
+            f"{ratio(seconds, name, 'save_prediction'):.2f} times save_prediction"
         )
+
+
+def messages(n: int) -> list[Any]:
+    """A conversation of 30 messages as LangChain's objects."""
+    return [
+        (AIMessage if m % 2 else HumanMessage)(content=f"{n}.{m} " + "lorem ipsum dolor " * 27)
+        for m in range(30)
+    ]
 
 
 if __name__ == "__main__":
