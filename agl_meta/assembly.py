@@ -109,6 +109,8 @@ def assemble_row(
             context, attempt_id=accepted.attempt_id, attempt_number=accepted.attempt_number
         )
     fields = _fields(accepted, own)
+    reward = _reward(accepted, own)
+    upstreams = None if accepted is None else accepted.reward
     data_source = task.input.get("data_source") if isinstance(task.input, Mapping) else None
     files = rollout_folder(task.rollout_id, context.attempt_number)
     superseded = [
@@ -129,7 +131,7 @@ def assemble_row(
             "files": f"{FILES}/{files}" if files in own_files else None,
             "late": False,
         },
-        reward=_reward(accepted, own),
+        reward=reward,
         predictions=_predictions(own),
         superseded=b"[%b]" % b",".join(superseded),
     )
@@ -139,7 +141,8 @@ def assemble_row(
         repeat_index=context.repeat_index,
         status=fields["status"],
         error=fields["error"],
-        reward=accepted.reward if accepted else None,
+        reward=upstreams,
+        is_reward_dropped=upstreams is None and reward != b"null",
         reward_used=fields["reward_used"],
         response_tokens=tuple(turn.response_tokens for turn in accepted.turns) if accepted else (),
         data_source=data_source,

@@ -151,6 +151,8 @@ class PassRecorder:
         with self.timed():
             self._publish_rows()
         counts = self._tally.counts()
+        lost, rewards = self._tally.lost(), self._tally.rewards()
+        self._warn(lost, rewards)
         reasons = self._failures or reasons_incomplete(expected, counts, metrics is not None)
         summary = {
             "schema": SUMMARY_SCHEMA,
@@ -161,10 +163,10 @@ class PassRecorder:
             **counts,
             "superseded": self._superseded,
             "not_succeeded": self._tally.not_succeeded(),
-            "reward": self._tally.rewards(),
+            "reward": rewards,
             "metrics": None if metrics is None else {name: _plain(metrics[name]) for name in metrics},
             "differences": self._differences,
-            "lost": self._lost(),
+            "lost": lost,
             "unreadable": list(self._unreadable.values()),
             "faults": {
                 name: count - self._faults_before.get(name, 0)
@@ -180,13 +182,17 @@ class PassRecorder:
             publish(str(self._target / SUMMARY_FILE), pretty + b"\n")
         return dict(decode(orjson.loads(encoded)))
 
-    def _lost(self) -> dict[str, int]:
-        lost = self._tally.lost()
+    def _warn(self, lost: Mapping[str, int], rewards: Mapping[str, Any]) -> None:
         if lost:
+            logger.warning("Rollouts of %s could not save what they wanted: %s", self._about["pass"], lost)
+        if rewards["dropped"]:
             logger.warning(
-                "Rollouts of %s could not save all that they wanted: %s", self._about["pass"], lost
+                "%d rollouts of %s gave a reward that upstream dropped, so that the metrics count them as "
+                "having none: it assigns rewards to model calls, of which none was traced, and its v0 runner "
+                "takes nothing but a float.",
+                rewards["dropped"],
+                self._about["pass"],
             )
-        return lost
 
     def _publish_rows(self) -> None:
         self._file.flush()

@@ -28,7 +28,9 @@ class RolloutFacts:
     status: str
     error: Mapping[str, Any] | None
     reward: Any
-    """As upstream has it; ``None`` where it has none, whatever the agent gave."""
+    """As upstream has it."""
+    is_reward_dropped: bool
+    """Whether the agent gave a reward that upstream does not have."""
     reward_used: Any
     response_tokens: tuple[int, ...]
     """Tokens of each turn's response; empty for a rollout without turns."""
@@ -73,7 +75,7 @@ class Tally:
         return dict(found)
 
     def rewards(self) -> dict[str, Any]:
-        """Mean rewards, over what is a number; missing and NaN ones are counted apart."""
+        """Mean rewards, over what is a number; missing, NaN and dropped ones are counted apart."""
         raw = [number(facts.reward) for facts in self._facts if facts.reward is not None]
         used = [number(facts.reward_used) for facts in self._facts if facts.status != MISSING]
         return {
@@ -81,6 +83,7 @@ class Tally:
             "mean_used": mean(used),
             "without_reward": sum(facts.reward is None for facts in self._facts),
             "nan": sum(map(math.isnan, raw)),
+            "dropped": sum(facts.is_reward_dropped for facts in self._facts),
         }
 
     def metrics(self, is_train: bool) -> dict[str, float]:

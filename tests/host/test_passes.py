@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import agl_meta
+from agl_meta.verl import TrainingContextDaemon
 from tests.host.training import ask, compose, fit
 
 VAL_ONLY = {"val_only": True}
@@ -219,6 +220,8 @@ class TestSummary:
             assert math.isnan(summary["metrics"]["val/reward"])
             assert math.isnan(event.metrics["val/odd/reward"])
             assert summary["reward"]["nan"] == 1
+        # text and tensor; in v1 also the one without a traced call.
+        assert summary["reward"]["dropped"] == (3 if mode == "v1" else 2)
 
 
 class TestCallback:
@@ -332,3 +335,62 @@ class RecordingSteps(agl_meta.Callback):
     def on_train_batch_end(self, event: Any) -> None:
         self.events.append(event)
         self.rows.append(list(event.rows))
+
+
+@pytest.mark.parametrize("mode", ["v0", "v1"])
+def test_tokenizer_that_fails(mode: str, tmp_path: Path) -> None:
+    """Text that can't be decoded is missing from its turn; counts, rewards and the other rows are there."""
+
+    class Refuses:
+        def __init__(self, tokenizer: Any) -> None:
+            self._tokenizer = tokenizer
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._tokenizer, name)
+
+        def decode(self, ids: Any, **more: Any) -> Any:
+            text = self._tokenizer.decode(ids, **more)
+            if "0 and 5" in text:
+                raise OverflowError("out of range integral type conversion attempted")
+            return text
+
+    class Daemon(TrainingContextDaemon):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.tokenizer = Refuses(self.tokenizer)
+
+    fit(mode, tmp_path, tmp_path / "out", daemon_cls=Daemon, trainer=VAL_ONLY)
+    first, second = agl_meta.read_rows(tmp_path / "out")
+    assert first.turns[0].prompt is None and first.turns[0].prompt_tokens > 0
+    assert first.output == first.predictions["prediction"][0]["answer"]
+    assert "1 and 6" in (second.turns[0].prompt or "")
+    summary = agl_meta.read_summary(tmp_path / "out" / "global_step_0" / "val")
+    (fault,) = summary["faults"]
+    assert "decoding the tokens of a turn: OverflowError" in fault
+    assert summary["verdict"] == "complete"
+
+
+@pytest.mark.parametrize("mode", ["v0", "v1"])
+def test_nothing_works_and_nothing_is_there(mode: str, tmp_path: Path) -> None:
+    """An evaluation in which everything fails gives a calm summary, and training goes on."""
+
+    class Fails(agl_meta.TrainingContextMixin, agl.LitAgent[Any]):
+        def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
+            if not self.training_context.is_train:
+                raise Unlucky("always")
+            ask(resources["main_llm"], task["question"])
+            return 1.0
+
+    fit(
+        mode,
+        tmp_path,
+        tmp_path / "out",
+        agent=Fails(),
+        trainer={"total_training_steps": 1, "save_freq": -1},
+    )
+    for step in (0, 1):
+        summary = agl_meta.read_summary(tmp_path / "out" / f"global_step_{step}" / "val")
+        assert (summary["verdict"], summary["failed"], summary["succeeded"]) == ("complete", 2, 0)
+        assert summary["differences"] == [] and summary["faults"] == {}
+        assert math.isnan(summary["metrics"]["val/turn_count"])
+        assert summary["reward"]["mean_used"] == 0.0
