@@ -12,6 +12,7 @@ from agentlightning.client import AgentLightningClient
 from omegaconf import OmegaConf
 
 from agl_meta.callbacks import Callback
+from agl_meta.describing import describe, describe_error
 from agl_meta.errors import ConfigurationError
 from agl_meta.ports import check_v0_port
 from agl_meta.storage import find_root
@@ -148,13 +149,13 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
         name = type(callback).__qualname__
         if not isinstance(callback, Callback):
             raise ConfigurationError(
-                f"callbacks holds {callback!r:.200}; expected instances of agl_meta.Callback."
+                f"callbacks holds {describe(callback, 200)}; expected instances of agl_meta.Callback."
             )
         try:
             cloudpickle.dumps(callback)
         except Exception as error:
             raise ConfigurationError(
-                f"The callback {name} can't be pickled ({type(error).__name__}: {error}); expected one "
+                f"The callback {name} can't be pickled ({describe_error(error)}); expected one "
                 "that can be sent to the trainer's process, a Ray actor. Open files, clients and "
                 "locks in on_fit_start instead of in __init__."
             ) from error
