@@ -23,8 +23,8 @@ no code of the value's own: neither ``repr``, ``==``, properties nor iterators.
 from __future__ import annotations
 
 import collections
+import gc
 from collections.abc import Iterable
-from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -39,8 +39,8 @@ MAX_NODES = 1_000_000
 # orjson takes 254 levels of JSON; one level of a value becomes up to four.
 _MAX_DEPTH = 50
 
-_STR = frozenset({str})
 _PLAIN = frozenset({str, int, float, bool, type(None), dict, list})
+_CONTAINERS = frozenset({dict, list})
 # A cyclic value, or one whose shared parts unfold, is left to the walk after so many.
 _MAX_PLAIN = 200_000
 
@@ -57,31 +57,33 @@ def _encode_plain(value: object) -> bytes | None:
     orjson alone is lossy in silence: nan becomes null, a tuple a list, an Enum or UUID its value; and
     where parts are shared it may write without end. So each container is looked at first, at C speed.
     """
-    if type(value) is not str and not _is_plain(value):
+    try:
+        if type(value) is not str and not _is_plain(value):
+            return None
+    except Exception:  # keys of a class with an __eq__ of its own, or another thread changes a dict
         return None
     try:
         return orjson.dumps(value)
-    except TypeError:  # lone surrogates, integers beyond 64 bits, nesting deeper than orjson goes
+    except TypeError:  # lone surrogates, integers beyond 64 bits, keys that are no text, deep nesting
         return None
 
 
 def _is_plain(value: object) -> bool:
-    """Looks at all containers of one depth at once, which is what makes it cheap."""
+    """Looks at all containers of one depth at once, and the collector's own traversal finds what they hold:
+    that makes it cheap. (It passes over keys that are plain text; orjson refuses all others.)"""
     items: list[Any] = [value]
     kinds = {type(value)}
     if dict not in kinds and list not in kinds:
         return False
     seen = 0
     while dict in kinds or list in kinds:
-        dicts = [item for item in items if type(item) is dict] if dict in kinds else ()
-        lists = [item for item in items if type(item) is list] if list in kinds else ()
-        keys = set(chain.from_iterable(dicts))
-        items = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
+        if len(kinds) > 1:
+            items = [item for item in items if type(item) in _CONTAINERS]
+        if dict in kinds and TAG in set().union(*[item for item in items if type(item) is dict]):
+            return False
+        items = gc.get_referents(*items)
         kinds = set(map(type, items))
         seen += len(items)
-        # Of keys that are equal the set holds one; orjson refuses any other that is no exact str.
-        if TAG in keys or not _STR.issuperset(map(type, keys)):
-            return False
         if not _PLAIN.issuperset(kinds) or seen > _MAX_PLAIN:
             return False
         if float in kinds and not all(map(isfinite, [i for i in items if type(i) is float])):

@@ -446,3 +446,27 @@ def test_imports_nothing() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_keys_that_can_not_be_compared() -> None:
+    """Keys of equal hash whose comparison raises once they are in: told as pairs, all of them."""
+
+    class Key:
+        quiet = True
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __hash__(self) -> int:
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            if not Key.quiet:
+                raise ZeroDivisionError
+            return self is other
+
+    value = [{Key(1): "a"}, {Key(2): "b"}, {Key(3): "c"}]
+    Key.quiet = False
+    found = orjson.loads(encode(value))
+    assert [pair[1] for each in found for pair in each["v"]] == ["a", "b", "c"]
+    assert [pair[0]["v"] for each in found for pair in each["v"]] == [{"number": n} for n in (1, 2, 3)]
