@@ -47,48 +47,54 @@ _MAX_PLAIN = 200_000
 
 def encode(value: object) -> bytes:
     """Encode any value as strict JSON: UTF-8, one line. Raises nothing on account of the value."""
-    plain = _encode_plain(value)
+    plain, _ = _encode_plain(value)
     return Encoder().document(value) if plain is None else plain
 
 
-def _encode_plain(value: object) -> bytes | None:
+def _encode_plain(value: object) -> tuple[bytes | None, int]:
     """The value as JSON if it is plain data, else ``None``; no Python call is made for each value.
+
+    Also how many values it holds.
 
     orjson alone is lossy in silence: nan becomes null, a tuple a list, an Enum or UUID its value; and
     where parts are shared it may write without end. So each container is looked at first, at C speed.
     """
     try:
-        if type(value) is not str and not _is_plain(value):
-            return None
+        size = 1 if type(value) is str else _plain_size(value)
     except Exception:  # keys of a class with an __eq__ of its own, or another thread changes a dict
-        return None
+        size = 0
+    if not size:
+        return None, 0
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value), size
     except TypeError:  # lone surrogates, integers beyond 64 bits, keys that are no text, deep nesting
-        return None
+        return None, 0
 
 
-def _is_plain(value: object) -> bool:
-    """Looks at all containers of one depth at once, and the collector's own traversal finds what they hold:
-    that makes it cheap. (It passes over keys that are plain text; orjson refuses all others.)"""
+def _plain_size(value: object) -> int:
+    """How many values a list or dict of plain data holds, itself included; 0 for anything else.
+
+    Looks at all containers of one depth at once, and the collector's own traversal finds what they hold:
+    that makes it cheap. (It passes over keys that are plain text; orjson refuses all others.)
+    """
     items: list[Any] = [value]
     kinds = {type(value)}
     if dict not in kinds and list not in kinds:
-        return False
-    seen = 0
+        return 0
+    seen = 1
     while dict in kinds or list in kinds:
         if len(kinds) > 1:
             items = [item for item in items if type(item) in _CONTAINERS]
         if dict in kinds and TAG in set().union(*[item for item in items if type(item) is dict]):
-            return False
+            return 0
         items = gc.get_referents(*items)
         kinds = set(map(type, items))
         seen += len(items)
         if not _PLAIN.issuperset(kinds) or seen > _MAX_PLAIN:
-            return False
+            return 0
         if float in kinds and not all(map(isfinite, [i for i in items if type(i) is float])):
-            return False
-    return True
+            return 0
+    return seen
 
 
 class Encoder:
@@ -154,9 +160,20 @@ class Encoder:
         pairs = [[self.value(key, depth + 1), self.value(item, depth + 1)] for key, item in items]
         return {TAG: "dict", "v": pairs}
 
+    def plain(self, found: dict[str, Any]) -> Any | None:
+        """Fields that are plain data all through, encoded in one go; else ``None``."""
+        encoded, size = _encode_plain(found)
+        if encoded is None or self._nodes + size > MAX_NODES:
+            return None
+        self._nodes += size
+        return orjson.Fragment(encoded)
+
     def fields(self, value: Any, depth: int) -> dict[str, Any]:
         """The fields of an object as JSON; names are identifiers nearly always, and text always."""
-        found = fields_of(value)
+        return self.named(fields_of(value), depth)
+
+    def named(self, found: dict[str, Any], depth: int) -> dict[str, Any]:
+        """Values by their names, each one level deeper."""
         return {
             name if is_text(name) else ascii(name): self.value(item, depth + 1)
             for name, item in found.items()

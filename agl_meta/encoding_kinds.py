@@ -21,7 +21,7 @@ from collections.abc import Callable
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from agl_meta.encoding_objects import TAG, is_text, type_name, unsaved
+from agl_meta.encoding_objects import TAG, fields_of, is_text, remembered, type_name, unsaved
 
 if TYPE_CHECKING:
     from agl_meta.encoding import Encoder
@@ -183,7 +183,10 @@ _NUMBERS: dict[type, Callable[[Any], Any]] = {
 
 
 def _object(encoder: Encoder, value: Any, depth: int) -> Any:
-    fields = encoder.fields(value, depth)
+    found = fields_of(value)
+    fields = encoder.plain(found)
+    if fields is None:
+        fields = encoder.named(found, depth)
     return {TAG: "object", "type": type_name(type(value)), "v": fields}
 
 
@@ -315,6 +318,7 @@ _RESOURCE_METHODS = (
 )
 
 
+@remembered
 def handler_of(cls: type) -> Handler:
     """The handler of a type that has none of its own; looks at the type, never at the instance."""
     if "numpy" in sys.modules:
