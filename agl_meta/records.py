@@ -47,6 +47,7 @@ DAMAGE = (
     RecursionError,
 )
 context_values = operator.attrgetter(*CONTEXT_FIELDS)
+_context_items = operator.itemgetter(*CONTEXT_FIELDS)
 _sequence = itertools.count()
 
 
@@ -113,12 +114,18 @@ def parse_head(line: bytes, path: Path, number: int) -> dict[str, Any]:
         )
     try:
         value = record.pop("value")
-        head = decode(record)
-        for name, expected in _HEAD_TYPES.items():
-            _of_type(head, name, expected)
+        head = decode(record) if may_be_tagged(line) else record
+        if not all(map(isinstance, _head_values(head), _HEAD_TYPES.values())):
+            for name, expected in _HEAD_TYPES.items():
+                _of_type(head, name, expected)
         return {**head, "value": value}
     except DAMAGE as error:
         raise RecordError(f"{where}: a record with damaged content ({error!r}).") from error
+
+
+def may_be_tagged(line: bytes) -> bool:
+    """Whether a line may hold a tag of :mod:`agl_meta.encoding`; most hold none, and need no decoding."""
+    return b"$" in line
 
 
 _HEAD_TYPES: dict[str, Any] = {
@@ -130,6 +137,7 @@ _HEAD_TYPES: dict[str, Any] = {
     "attempt_number": (int, type(None)),
     "saved_at": float,
 }
+_head_values = operator.itemgetter(*_HEAD_TYPES)
 
 
 def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
@@ -142,7 +150,7 @@ def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
         return None
     try:
         return Prediction(
-            value=decode(head["value"]),
+            value=decode(head["value"]) if may_be_tagged(line) else head["value"],
             name=head["name"],
             context=context_in(head),
             sequence=head["sequence"],
@@ -156,7 +164,7 @@ def parse_prediction(line: bytes, path: Path, number: int) -> Prediction | None:
 
 def context_in(record: Mapping[str, Any]) -> TrainingContext:
     """The context in a decoded record. Raises :class:`KeyError` and :class:`ValueError`."""
-    context = TrainingContext(**{field: record[field] for field in CONTEXT_FIELDS})
+    context = TrainingContext(**dict(zip(CONTEXT_FIELDS, _context_items(record), strict=True)))
     if context.is_stamped and record["split"] != split_name(bool(context.is_train)):
         raise ValueError(f"split {record['split']!r} and is_train {context.is_train!r} differ")
     return context
