@@ -15,6 +15,9 @@ from agl_meta.rows import MISSING, STATUSES, SUCCEEDED
 COMPLETE = "complete"
 INCOMPLETE = "incomplete"
 
+_MAX_WHY = 500
+"""Characters of a cause in a summary; all of it stands in the row."""
+
 _METRIC_PREFIX = {"val": "val", "train": "training"}
 
 
@@ -178,7 +181,8 @@ def _why(error: Mapping[str, Any] | None) -> str | None:
     if error is None:
         return None
     kind, message = error.get("type"), error.get("message")
-    return f"{kind}: {message}" if kind else message
+    why = f"{kind}: {message}" if kind else str(message)
+    return why if len(why) <= _MAX_WHY else f"{why[: _MAX_WHY - 1]}…"
 
 
 def _safe_text(value: Any) -> str:

@@ -38,6 +38,7 @@ class OpenPass:
     """Those of the batch that was recorded last."""
     metrics: Mapping[str, Any] | None = None
     """What upstream logs of it, once it does."""
+    is_assembled: bool = False
     summary: Mapping[str, Any] | None = None
     """What was published of it."""
 

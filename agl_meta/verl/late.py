@@ -66,7 +66,9 @@ class LateResults:
             for rollout in posted:
                 self._file(rollout.rollout_id, result_v0(rollout, None, texts))
             if self._watched:
-                for rollout_id, result in in_loop(daemon._internal_loop, self._finished(daemon, texts)):
+                for rollout_id, result in in_loop(
+                    daemon._internal_loop, self._finished(daemon, texts), len(self._watched)
+                ):
                     self._file(rollout_id, result)
 
     def finish(self, daemon: Any) -> None:
@@ -93,7 +95,11 @@ class LateResults:
 
     def _file(self, rollout_id: str, result: Result) -> None:
         assert self._root is not None
-        folder = Path(self._root, self._pass_of[rollout_id])
+        path = self._pass_of.get(rollout_id)
+        if path is None:  # so late that it is known no more
+            faults.record("filing a late rollout", "its pass is too long ago")
+            return
+        folder = Path(self._root, path)
         row = _find_row(folder / PREDICTIONS_FILE, rollout_id)
         if row is None:
             faults.record("filing a late rollout", f"its pass {folder} has no row of it")

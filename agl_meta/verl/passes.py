@@ -72,7 +72,8 @@ class Run:
             return Rows()
         if current.batch is not None:  # the wait for it, or what upstream makes of it, was broken off
             current.batch.record(daemon)
-        if current.summary is None:
+        if not current.is_assembled:
+            current.is_assembled = True  # also where it fails: it would fail again
             with faults.guard("assembling a pass"):
                 current.summary = current.recorder.close(current.expected, current.metrics)
         self.late.flush(daemon)

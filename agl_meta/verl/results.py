@@ -18,6 +18,8 @@ from agl_meta.rows import FAILED, SUCCEEDED, TIMEOUT, Turn
 
 _TIMEOUTS = frozenset({"timeout", "unresponsive"})
 _WAIT_SECONDS = 60.0
+_QUERY_SECONDS = 0.1
+_AT_ONCE = 50
 
 
 @attrs.define
@@ -225,16 +227,22 @@ def _query_attempts(daemon: Any, seen: Seen) -> dict[str, list[tuple[Any, Sequen
             found.append((attempt, spans))
         return found
 
+    ids = [
+        rollout_id
+        for rollout_id in daemon._completed_rollouts_v0
+        if seen.finished.get(rollout_id) != ("succeeded", 1) or rollout_id not in seen.spans
+    ]
+
     async def query_all() -> dict[str, list[tuple[Any, Sequence[Any]]]]:
-        return {
-            rollout_id: await query(rollout_id)
-            for rollout_id in daemon._completed_rollouts_v0
-            if seen.finished.get(rollout_id) != ("succeeded", 1) or rollout_id not in seen.spans
-        }
+        found: dict[str, list[tuple[Any, Sequence[Any]]]] = {}
+        for begin in range(0, len(ids), _AT_ONCE):
+            some = ids[begin : begin + _AT_ONCE]
+            found.update(zip(some, await asyncio.gather(*map(query, some)), strict=True))
+        return found
 
-    return dict(in_loop(daemon._internal_loop, query_all()))
+    return dict(in_loop(daemon._internal_loop, query_all(), len(ids)))
 
 
-def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine in the daemon's own loop, where its store lives."""
-    return asyncio.run_coroutine_threadsafe(work, loop).result(_WAIT_SECONDS)
+def in_loop(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], queries: int = 0) -> Any:
+    """Run a coroutine in the daemon's own loop, where its store lives; limited in time, by its queries."""
+    return asyncio.run_coroutine_threadsafe(work, loop).result(_WAIT_SECONDS + queries * _QUERY_SECONDS)
