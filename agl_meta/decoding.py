@@ -2,7 +2,8 @@
 
 Builtin types come back as they were. Classes of somebody's are not imported, let alone called: their
 instances come back as :class:`SavedObject`, :class:`SavedEnum`, :class:`SavedArray` and the like, which say
-what they were. A document is input from another machine: nothing in it is executed, and no size in it is believed.
+what they were. A document is input from another machine: nothing in it is executed, and no size in it is
+believed.
 """
 
 from __future__ import annotations
@@ -240,13 +241,13 @@ def _dict(values: dict[str, Any]) -> Any:
 
 
 def _array(values: dict[str, Any]) -> Any:
-    if values.get("cut") or values["dtype"] not in array.typecodes:
+    if values.get("cut") or values["dtype"] not in set(array.typecodes):
         return _tensor(values)
     return array.array(values["dtype"], values["v"])
 
 
 def _constant(values: dict[str, Any]) -> Any:
-    return {"Ellipsis": ..., "NotImplemented": NotImplemented}.get(values["v"]) or SavedConstant(values["v"])
+    return {"Ellipsis": ..., "NotImplemented": NotImplemented}.get(values["v"], SavedConstant(values["v"]))
 
 
 def _timezone(values: dict[str, Any]) -> Any:

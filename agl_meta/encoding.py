@@ -36,8 +36,8 @@ from typing import Any
 
 import orjson
 
-from agl_meta.encoding_kinds import EXACT, LEAVES, Handler, handler_of
 from agl_meta.encoding_images import Attach
+from agl_meta.encoding_kinds import EXACT, LEAVES, Handler, handler_of
 from agl_meta.encoding_leaves import cut
 from agl_meta.encoding_objects import TAG, fields_of, is_text, unsaved
 
@@ -48,8 +48,8 @@ MAX_FIELD_BYTES = 8 * 2**20
 MAX_RECORD_BYTES = 64 * 2**20
 """About the bytes of one document; what comes after is cut or marked as unsaved."""
 
-# orjson takes 254 levels of JSON; one level of a value becomes up to four.
-_MAX_DEPTH = 50
+# orjson takes 254 levels of JSON; one level of a value becomes up to six: of a cut subclass of dict.
+_MAX_DEPTH = 40
 
 _STR = frozenset({str})
 _PLAIN = frozenset({str, int, float, bool, type(None), dict, list})
@@ -76,14 +76,20 @@ def encode(
     most_record = sys.maxsize if max_record_bytes is None else max_record_bytes
     try:
         plain = _encode_plain(value)
-        if plain is not None and len(plain) <= most_record:
-            # A document that is not longer than a field may be needs no look at each.
-            if len(plain) <= most_field or not _has_long_text(value, most_field // 4):
-                return plain
+        # A document that is not longer than a field may be needs no look at each.
+        if plain is not None and (
+            len(plain) <= min(most_field, most_record)
+            or (len(plain) <= most_record and not _has_long_text(value, most_field // 4))
+        ):
+            return plain
     except Exception:
         # Hashing a type or a key, with a metaclass or __hash__ of somebody's; or another thread.
         pass
-    return Encoder(attach, most_field, most_record, max_field_bytes is not None).document(value)
+    encoder = Encoder(attach, most_field, most_record, max_field_bytes is not None)
+    try:
+        return encoder.document(value)
+    except Exception as error:  # the stack of the caller, or the memory, is used up
+        return orjson.dumps(unsaved(type(value), f"encoding it raised {type(error).__name__}"))
 
 
 def _encode_plain(value: object) -> bytes | None:

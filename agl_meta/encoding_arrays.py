@@ -41,14 +41,14 @@ def elements(encoder: Encoder, items: list[Any], depth: int) -> list[Any]:
 
 def std_array(encoder: Encoder, value: Any, depth: int) -> Any:
     size = array.array.__len__(value)
-    tag: dict[str, Any] = {TAG: "array", "dtype": _TYPECODE(value), "shape": [size]}
+    tag: dict[str, Any] = {TAG: "array", "dtype": _typecode(value), "shape": [size]}
     if is_large(encoder, size):
         tag["cut"] = True
         return {**tag, "v": elements(encoder, list(array.array.__getitem__(value, slice(HEAD))), depth)}
     return {**tag, "v": elements(encoder, array.array.tolist(value), depth)}
 
 
-def _TYPECODE(value: Any) -> str:
+def _typecode(value: Any) -> str:
     return str(array.array.__dict__["typecode"].__get__(value))
 
 
@@ -70,7 +70,7 @@ def numpy_array(encoder: Encoder, value: Any, depth: int) -> Any:
     import numpy as np
 
     if issubclass(type(value), np.ma.MaskedArray):
-        mask = np.ma.getmaskarray(value)
+        mask = np.ma.getmaskarray(value)  # type: ignore[no-untyped-call]
         data = np.ndarray.view(value, np.ndarray)
         return {TAG: "masked", "v": _array(encoder, data, depth), "mask": _array(encoder, mask, depth)}
     return _array(encoder, np.ndarray.view(value, np.ndarray), depth)
@@ -93,7 +93,9 @@ def _array(encoder: Encoder, plain: Any, depth: int) -> Any:
 def _numpy_items(flat: Any, dtype: Any) -> list[Any]:
     if dtype.kind == "m":
         # As counts of the dtype's unit: numpy doesn't read the texts that it writes.
-        return [None if missing else n for n, missing in zip(flat.view("i8").tolist(), flat != flat)]
+        return [
+            None if missing else n for n, missing in zip(flat.view("i8").tolist(), flat != flat, strict=True)
+        ]
     if dtype.kind == "M" or dtype.char in "gG":
         return list(flat.astype(str).tolist())
     return list(flat.tolist())

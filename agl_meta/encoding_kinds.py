@@ -197,7 +197,8 @@ def _exception(encoder: Encoder, value: BaseException, depth: int) -> Any:
 
 
 _EXCEPTION = {
-    name: BaseException.__dict__[name].__get__ for name in ("args", "__traceback__", "__cause__", "__context__")
+    name: BaseException.__dict__[name].__get__
+    for name in ("args", "__traceback__", "__cause__", "__context__")
 }
 _EXCEPTION_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
     (OSError, ("filename", "filename2")),
@@ -324,7 +325,7 @@ EXACT: dict[type, Handler] = {
     zoneinfo.ZoneInfo: times.zone,
     decimal.Decimal: _text_of("decimal", decimal.Decimal.__str__),
     fractions.Fraction: _fraction,
-    uuid.UUID: _text_of("uuid", lambda value: "%032x" % object.__getattribute__(value, "int")),
+    uuid.UUID: _text_of("uuid", lambda value: format(object.__getattribute__(value, "int"), "032x")),
     re.Pattern: _pattern,
     array.array: arrays.std_array,
     functools.partial: _partial,
@@ -334,8 +335,9 @@ EXACT: dict[type, Handler] = {
     types.ModuleType: _named,
     type: _named,
 }
-for _mapping in ({}, collections.OrderedDict[Any, Any]()):
-    for _of in (_mapping.keys(), _mapping.values(), _mapping.items()):  # type: ignore[attr-defined]
+_MAPPINGS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+for _mapping in _MAPPINGS:
+    for _of in (_mapping.keys(), _mapping.values(), _mapping.items()):
         EXACT[type(_of)] = _view(type(_of).__name__)
 
 LEAVES = {

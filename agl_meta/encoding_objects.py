@@ -56,10 +56,11 @@ def fields_of(value: Any) -> dict[str, Any]:
         if "__slots__" not in namespace:
             continue
         # The members themselves: __slots__ may be an iterator, which is empty by now.
-        for name, member in list(namespace.items()):
-            if type(member) is types.MemberDescriptorType and name not in _HIDDEN and name not in found:
+        members = {name: item for name, item in namespace.items() if type(item) is types.MemberDescriptorType}
+        for name in _in_order(members, namespace["__slots__"]):
+            if name not in _HIDDEN and name not in found:
                 try:
-                    found[name] = member.__get__(value)
+                    found[name] = members[name].__get__(value)
                 except AttributeError:
                     continue  # not set
     found.update(instance_dict(value))
@@ -80,16 +81,21 @@ def fields_of(value: Any) -> dict[str, Any]:
 def instance_dict(value: Any) -> dict[Any, Any]:
     """The ``__dict__`` of an instance, whatever its class makes of that name."""
     for namespace in reversed(namespaces(type(value))):
-        # The interpreter's own descriptor stands in the first class that has instances with a dict.
+        # The interpreter's own descriptor stands in the first class whose instances have a dict; what a
+        # class calls __dict__ besides is code of its own.
         getter = namespace.get("__dict__")
-        if type(getter) is types.GetSetDescriptorType:
+        if type(getter) in (types.GetSetDescriptorType, types.MemberDescriptorType):
             found = getter.__get__(value)
             return dict(found) if isinstance(found, dict) else {}
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return dict(found) if type(found) is dict else {}
+    return {}
+
+
+def _in_order(members: dict[str, Any], slots: Any) -> list[str]:
+    """The names of slots as they were declared; a class's namespace has them sorted."""
+    declared = list(slots) if type(slots) in (tuple, list, dict) else []
+    place = {name: index for index, name in enumerate(declared) if type(name) is str}
+    # __x stands as _Class__x in the namespace.
+    return sorted(members, key=lambda name: place.get(name, place.get("__" + name.partition("__")[2], 0)))
 
 
 def hides_state(cls: type) -> bool:

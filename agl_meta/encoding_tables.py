@@ -29,7 +29,7 @@ def frame(encoder: Encoder, value: Any, depth: int) -> Any:
         dtypes.append(str(column.dtype))
         data.append(_items(encoder, column.iloc[:kept_rows], depth + 1))
     labels = [value.name] if is_series else value.columns[:kept_columns].tolist()
-    tag = {
+    tag: dict[str, Any] = {
         TAG: "frame",
         "type": type_name(type(value)),
         "shape": list(value.shape),

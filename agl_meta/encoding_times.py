@@ -1,4 +1,4 @@
-"""How dates, times and zones are written: the wall clock, the offset, and the zone's name where it has one."""
+"""How dates, times and zones are written: the wall clock, the offset, and the zone's name if it has one."""
 
 from __future__ import annotations
 
