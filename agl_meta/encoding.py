@@ -258,9 +258,14 @@ class Encoder:
         for key, item in items:
             if self._why_full() is not None:
                 break
+            name = key
             if is_plain:
                 self.take(len(key))
-            pairs.append([key if is_plain else self.value(key, depth + 1), self.value(item, depth + 1)])
+            else:
+                name = self.value(key, depth + 1)
+                if self._why_full() is not None:  # it may not have been saved
+                    break
+            pairs.append([name, self.value(item, depth + 1)])
         held = dict(pairs) if is_plain else {TAG: "dict", "v": pairs}
         return held if len(pairs) == len(items) else cut("dict", len(items), held)
 
