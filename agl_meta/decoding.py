@@ -1,12 +1,14 @@
 """From a JSON document back to values; the counterpart of :mod:`agl_meta.encoding`.
 
 Builtin types come back as they were. Classes of somebody's are not imported, let alone called: their
-instances come back as :class:`SavedObject`, :class:`SavedEnum` and :class:`SavedArray`, which say what they
-were. A document is input from another machine: nothing in it is executed, and no size in it is believed.
+instances come back as :class:`SavedObject`, :class:`SavedEnum`, :class:`SavedArray` and the like, which say
+what they were. A document is input from another machine: nothing in it is executed, and no size in it is
+believed.
 """
 
 from __future__ import annotations
 
+import array
 import base64
 import collections
 import datetime
@@ -73,6 +75,86 @@ class Unsaved:
     """Qualified name of a function, class or module."""
 
 
+@attrs.frozen
+class SavedCut:
+    """The first part of a value that was too large for its record."""
+
+    type: str
+    """Name of the builtin type: ``str``, ``bytes``, ``list``, ``dict`` …"""
+    head: Any
+    """What was kept."""
+    length: int
+    """``len()`` of the whole value."""
+
+
+class SavedItems(list[Any]):
+    """The items of a set, or the pairs of a mapping, some of which can be no members or keys any more.
+
+    Objects come back as :class:`SavedObject`, which can't be hashed, and what could not be saved as
+    :class:`Unsaved`, of which two may be equal: no two are merged.
+    """
+
+    def __init__(self, type: str, items: list[Any]) -> None:
+        super().__init__(items)
+        self.type = type
+        """``set``, ``frozenset`` or ``dict``."""
+
+    def __repr__(self) -> str:
+        return f"<{self.type} {list(self)!r}>"
+
+
+@attrs.frozen
+class SavedConstant:
+    """A value that is the only one of its kind, such as ``pandas.NA``."""
+
+    name: str
+
+
+@attrs.frozen
+class SavedImage:
+    """An image of Pillow."""
+
+    type: str
+    """``module.Class``."""
+    mode: str
+    size: tuple[int, ...]
+    """Width and height."""
+    digest: str
+    """A hash of its pixels."""
+    path: str | None = None
+    """Its file, below the folder of the pass; ``None`` if it was not written."""
+    why: str | None = None
+    """Why it was not written."""
+
+
+@attrs.frozen
+class SavedFrame:
+    """A DataFrame, or a Series as its only column."""
+
+    type: str
+    """``module.Class``."""
+    shape: tuple[int, ...]
+    columns: list[Any]
+    """Labels of the columns."""
+    index: list[Any]
+    """Labels of the rows; tuples, if there are several levels."""
+    names: list[Any]
+    """Names of the levels of the index."""
+    dtypes: list[str]
+    data: list[list[Any]]
+    """The columns."""
+    is_cut: bool = False
+    """Whether only the first rows and columns were saved."""
+
+
+@attrs.frozen
+class SavedMoment:
+    """A datetime or time whose own ``tzinfo`` did not tell its offset."""
+
+    local: datetime.datetime | datetime.time
+    why: str
+
+
 def decode(document: Any) -> Any:
     """Restore what :func:`agl_meta.encoding.encode` tagged, in a document that was parsed.
 
@@ -117,14 +199,83 @@ def _bytes(values: dict[str, Any]) -> Any:
 def _moment(cls: Any) -> Callable[[dict[str, Any]], Any]:
     def restore(values: dict[str, Any]) -> Any:
         moment = cls.fromisoformat(values["v"])
-        if "zone" in values:
-            try:
-                moment = moment.replace(tzinfo=zoneinfo.ZoneInfo(values["zone"]))
-            except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-                pass  # a machine without that zone keeps the offset
-        return moment.replace(fold=1) if values.get("fold") else moment
+        if values.get("fold"):
+            moment = moment.replace(fold=1)
+        zone = _zone(values["zone"]) if "zone" in values else None
+        if zone is not None:
+            named = moment.replace(tzinfo=zone)
+            # Where this machine knows the zone by other rules, the offset says which moment it was.
+            if named.utcoffset() == moment.utcoffset():
+                moment = named
+        return SavedMoment(moment, values["lost"]) if "lost" in values else moment
 
     return restore
+
+
+def _zone(name: Any) -> zoneinfo.ZoneInfo | None:
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        return None  # not known on this machine
+
+
+def _set(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    def restore(values: dict[str, Any]) -> Any:
+        items = list(values["v"])
+        try:
+            found = kind(items)
+        except (TypeError, ArithmeticError):  # not hashable, as a signaling nan is not
+            found = ()
+        return found if len(found) == len(items) else SavedItems(kind.__name__, items)
+
+    return restore
+
+
+def _dict(values: dict[str, Any]) -> Any:
+    pairs = [(key, item) for key, item in values["v"]]
+    try:
+        found = dict(pairs)
+    except (TypeError, ArithmeticError):
+        found = {}
+    return found if len(found) == len(pairs) else SavedItems("dict", pairs)
+
+
+def _array(values: dict[str, Any]) -> Any:
+    if values.get("cut") or values["dtype"] not in set(array.typecodes):
+        return _tensor(values)
+    return array.array(values["dtype"], values["v"])
+
+
+def _constant(values: dict[str, Any]) -> Any:
+    return {"Ellipsis": ..., "NotImplemented": NotImplemented}.get(values["v"], SavedConstant(values["v"]))
+
+
+def _timezone(values: dict[str, Any]) -> Any:
+    return datetime.timezone(datetime.timedelta(*values["v"]))
+
+
+def _image(values: dict[str, Any]) -> SavedImage:
+    return SavedImage(
+        values["type"],
+        values["mode"],
+        tuple(values["size"]),
+        values["digest"],
+        values.get("path"),
+        values.get("why"),
+    )
+
+
+def _frame(values: dict[str, Any]) -> SavedFrame:
+    return SavedFrame(
+        values["type"],
+        tuple(values["shape"]),
+        values["columns"],
+        values["index"],
+        values["names"],
+        values["dtypes"],
+        values["v"],
+        bool(values.get("cut")),
+    )
 
 
 def _path(values: dict[str, Any]) -> pathlib.PurePath:
@@ -152,23 +303,51 @@ def _subclass(values: dict[str, Any]) -> Any:
 
 def _numpy_scalar(values: dict[str, Any]) -> Any:
     numpy, held = _numpy(), values["v"]
-    if numpy is None or not _NUMBER_DTYPE.fullmatch(values["dtype"]):
+    if numpy is None:
         return held
-    return numpy.dtype(values["dtype"]).type(held)
+    dtype = _structure(values) or values["dtype"]
+    if isinstance(dtype, str) and not _NUMBER_DTYPE.fullmatch(dtype):
+        return held
+    # Of a datetime the type alone has no unit.
+    return _elements(numpy, [held], dtype)[0]
+
+
+def _elements(numpy: Any, held: list[Any], dtype: Any) -> Any:
+    if isinstance(dtype, str) and numpy.dtype(dtype).kind == "m":
+        held = ["NaT" if item is None else item for item in held]
+    return numpy.array(held, dtype=dtype)
+
+
+def _structure(values: dict[str, Any]) -> list[tuple[str, str]] | None:
+    """The dtype of a structured array, if numbers are all it holds."""
+    names, formats = values.get("names"), values.get("formats")
+    if not names or not formats or not all(_NUMBER_DTYPE.fullmatch(each) for each in formats):
+        return None
+    return list(zip(names, formats, strict=True))
 
 
 def _ndarray(values: dict[str, Any]) -> Any:
     numpy, shape = _numpy(), tuple(values["shape"])
     if numpy is None or values.get("cut"):
         return SavedArray(values["dtype"], shape, values["v"], bool(values.get("cut")))
-    if _NUMBER_DTYPE.fullmatch(values["dtype"]):
-        array = numpy.array(values["v"], dtype=values["dtype"])
+    structure = _structure(values)
+    if structure is not None:
+        found = _elements(numpy, values["v"], structure)
+    elif _NUMBER_DTYPE.fullmatch(values["dtype"]):
+        found = _elements(numpy, values["v"], values["dtype"])
     elif values["dtype"][1:2] in ("U", "S"):
-        array = numpy.array(values["v"]) if values["v"] else numpy.array([], values["dtype"][:2])
+        found = numpy.array(values["v"]) if values["v"] else numpy.array([], values["dtype"][:2])
     else:
-        array = numpy.empty(len(values["v"]), dtype=object)
-        array[:] = values["v"]
-    return array.reshape(shape)
+        found = numpy.empty(len(values["v"]), dtype=object)
+        found[:] = values["v"]
+    return found.reshape(shape)
+
+
+def _masked(values: dict[str, Any]) -> Any:
+    numpy, data, mask = _numpy(), values["v"], values["mask"]
+    if numpy is None or isinstance(data, SavedArray) or isinstance(mask, SavedArray):
+        return SavedObject("numpy.ma.MaskedArray", {"data": data, "mask": mask})
+    return numpy.ma.MaskedArray(data, mask)
 
 
 def _tensor(values: dict[str, Any]) -> SavedArray:
@@ -198,10 +377,18 @@ _RESTORE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "text": lambda values: base64.b64decode(values["v"], validate=True).decode("utf-8", "surrogatepass"),
     "bytes": _bytes,
     "tuple": lambda values: tuple(values["v"]),
-    "set": lambda values: set(values["v"]),
-    "frozenset": lambda values: frozenset(values["v"]),
-    "deque": lambda values: collections.deque(values["v"]),
-    "dict": lambda values: dict(values["v"]),
+    "set": _set(set),
+    "frozenset": _set(frozenset),
+    "deque": lambda values: collections.deque(values["v"], values.get("maxlen")),
+    "dict": _dict,
+    "slice": lambda values: slice(*values["v"]),
+    "constant": _constant,
+    "timezone": _timezone,
+    "zone": lambda values: _zone(values["v"]) or SavedConstant(f"zoneinfo.ZoneInfo({values['v']!r})"),
+    "cut": lambda values: SavedCut(values["type"], values["v"], values["length"]),
+    "file": _image,
+    "image": _image,
+    "frame": _frame,
     "range": lambda values: range(*values["v"]),
     "datetime": _moment(datetime.datetime),
     "time": _moment(datetime.time),
@@ -217,6 +404,9 @@ _RESTORE: dict[str, Callable[[dict[str, Any]], Any]] = {
     "object": lambda values: SavedObject(values["type"], values["v"]),
     "npscalar": _numpy_scalar,
     "ndarray": _ndarray,
+    "masked": _masked,
+    "array": _array,
     "tensor": _tensor,
+    "column": _tensor,
     "unsaved": lambda values: Unsaved(values["type"], values["why"], values.get("name")),
 }

@@ -6,22 +6,40 @@ class, and imports no package that the value does not come from.
 
 from __future__ import annotations
 
-import base64
+import array
 import collections
 import datetime
 import decimal
 import enum
 import fractions
+import functools
+import gc
 import pathlib
+import re
 import sys
 import traceback
 import types
 import uuid
+import zoneinfo
 from collections.abc import Callable
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from agl_meta.encoding_objects import TAG, fields_of, is_text, remembered, type_name, unsaved
+from agl_meta import encoding_arrays as arrays
+from agl_meta import encoding_images as images
+from agl_meta import encoding_leaves as leaves
+from agl_meta import encoding_tables as tables
+from agl_meta import encoding_times as times
+from agl_meta.encoding_objects import (
+    TAG,
+    fields_of,
+    hides_state,
+    instance_dict,
+    is_text,
+    namespaces,
+    remembered,
+    type_name,
+    unsaved,
+)
 
 if TYPE_CHECKING:
     from agl_meta.encoding import Encoder
@@ -29,9 +47,6 @@ if TYPE_CHECKING:
 Handler = Callable[["Encoder", Any, int], Any]
 """From the encoder, a value and its depth to JSON."""
 
-MAX_ELEMENTS = 10_000
-"""Elements of an array or tensor that is saved whole; of a larger one the first :data:`HEAD` are."""
-HEAD = 100
 _MAX_TRACEBACK = 20_000
 
 
@@ -42,35 +57,44 @@ def _same(_: Encoder, value: Any, __: int) -> Any:
     return value
 
 
-def _int(_: Encoder, value: int, __: int) -> Any:
-    # int() of a long decimal text is limited and slow; of a hexadecimal one it is neither.
-    return value if -(2**63) <= value < 2**64 else {TAG: "int", "v": hex(value)}
+def _int(encoder: Encoder, value: int, __: int) -> Any:
+    size = value.bit_length() // 4
+    if size > encoder.room():
+        return unsaved(int, f"it has {value.bit_length()} bits, more than the record has room for")
+    encoder.take(size)
+    return leaves.integer(value)
 
 
 def _float(_: Encoder, value: float, __: int) -> Any:
-    return value if isfinite(value) else {TAG: "float", "v": float.__repr__(value)}
+    return leaves.number(value)
 
 
-def _str(_: Encoder, value: str, __: int) -> Any:
-    if is_text(value):
-        return value
-    return {TAG: "text", "v": _base64(value.encode("utf-8", "surrogatepass"))}
+def _str(encoder: Encoder, value: str, __: int) -> Any:
+    head = leaves.text_head(value, encoder.room())
+    if head is None:
+        encoder.take(len(value))
+        return leaves.text(value)
+    encoder.take(len(head))
+    return leaves.cut("str", len(value), leaves.text(head))
 
 
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
+def _bytes(encoder: Encoder, value: Any, _: int) -> Any:
+    kind = type(value).__name__
+    size = value.nbytes if kind == "memoryview" else len(value)
+    if size <= encoder.room():
+        encoder.take(size * 4 // 3)
+        return leaves.binary(value, kind)
+    content = bytes(value)[: encoder.room()]
+    encoder.take(len(content) * 4 // 3)
+    return leaves.cut(kind, size, leaves.binary(content, kind))
 
 
-def _bytes(_: Encoder, value: Any, __: int) -> Any:
-    return {TAG: "bytes", "type": type(value).__name__, "v": _base64(bytes(value))}
-
-
-def _complex(encoder: Encoder, value: complex, depth: int) -> Any:
-    return {TAG: "complex", "v": encoder.values((value.real, value.imag), depth)}
+def _complex(_: Encoder, value: complex, __: int) -> Any:
+    return leaves.complex_number(value)
 
 
 def _list(encoder: Encoder, value: list[Any], depth: int) -> Any:
-    return encoder.values(list(value), depth)
+    return encoder.sequence(None, list(value), depth)
 
 
 def _dict(encoder: Encoder, value: dict[Any, Any], depth: int) -> Any:
@@ -78,108 +102,187 @@ def _dict(encoder: Encoder, value: dict[Any, Any], depth: int) -> Any:
 
 
 def _sequence(kind: str) -> Handler:
+    return lambda encoder, value, depth: encoder.sequence(kind, list(value), depth)
+
+
+def _deque(encoder: Encoder, value: collections.deque[Any], depth: int) -> Any:
+    held = encoder.sequence("deque", list(collections.deque.__iter__(value)), depth)
+    length = _MAXLEN(value)
+    return held if length is None or held[TAG] != "deque" else {**held, "maxlen": length}
+
+
+_MAXLEN = collections.deque.__dict__["maxlen"].__get__
+
+
+def _view(kind: str) -> Handler:
+    """A view of a mapping: its values as they are now."""
+
     def handler(encoder: Encoder, value: Any, depth: int) -> Any:
-        return {TAG: kind, "v": encoder.values(list(value), depth)}
+        return {TAG: "subclass", "type": kind, "v": encoder.sequence(None, list(value), depth)}
 
     return handler
+
+
+def _proxy(encoder: Encoder, value: Any, depth: int) -> Any:
+    # What it stands for, without a call of its methods.
+    [held] = gc.get_referents(value)
+    return {TAG: "subclass", "type": "mappingproxy", "v": encoder.value(held, depth + 1)}
 
 
 def _text_of(kind: str, text: Callable[[Any], str]) -> Handler:
     return lambda _, value, __: {TAG: kind, "v": text(value)}
 
 
-def _moment(kind: str) -> Handler:
-    def handler(_: Encoder, value: Any, __: int) -> Any:
-        tag = {TAG: kind, "v": value.isoformat()}
-        zone = getattr(value.tzinfo, "key", None)  # of a zoneinfo; others keep their offset only
-        if type(zone) is str:
-            tag["zone"] = zone
-        if value.fold:
-            tag["fold"] = 1
-        return tag
-
-    return handler
+def _constant(_: Encoder, value: Any, __: int) -> Any:
+    return {TAG: "constant", "v": repr(value)}
 
 
-def _fraction(encoder: Encoder, value: fractions.Fraction, depth: int) -> Any:
-    return {TAG: "fraction", "v": encoder.values((value.numerator, value.denominator), depth)}
+def _fraction(_: Encoder, value: fractions.Fraction, __: int) -> Any:
+    return {TAG: "fraction", "v": list(map(leaves.integer, (value._numerator, value._denominator)))}  # type: ignore[attr-defined]
 
 
-def _timedelta(_: Encoder, value: datetime.timedelta, __: int) -> Any:
-    return {TAG: "timedelta", "v": [value.days, value.seconds, value.microseconds]}
+def _range(_: Encoder, value: range, __: int) -> Any:
+    return {TAG: "range", "v": list(map(leaves.integer, (value.start, value.stop, value.step)))}
 
 
-def _range(encoder: Encoder, value: range, depth: int) -> Any:
-    return {TAG: "range", "v": encoder.values((value.start, value.stop, value.step), depth)}
+def _slice(encoder: Encoder, value: slice, depth: int) -> Any:
+    return {
+        TAG: "slice",
+        "v": [encoder.value(item, depth + 1) for item in (value.start, value.stop, value.step)],
+    }
 
 
-def _path(encoder: Encoder, value: pathlib.PurePath, depth: int) -> Any:
-    text = encoder.value(str(value), depth + 1)
+def _path(_: Encoder, value: pathlib.PurePath, __: int) -> Any:
+    text = leaves.text(pathlib.PurePath.__str__(value))
     return {TAG: "path", "type": type(value).__name__, "v": text}
 
 
-def _enum(encoder: Encoder, value: enum.Enum, depth: int) -> Any:
-    name = encoder.value(value._name_, depth + 1)
-    held = encoder.value(value._value_, depth + 1)
-    return {TAG: "enum", "type": type_name(type(value)), "name": name, "v": held}
+def _pattern(encoder: Encoder, value: Any, depth: int) -> Any:
+    fields = {"pattern": encoder.value(value.pattern, depth + 1), "flags": value.flags}
+    return {TAG: "object", "type": "re.Pattern", "v": fields}
 
 
-def _exception(encoder: Encoder, value: BaseException, depth: int) -> Any:
-    lines = traceback.format_tb(value.__traceback__)
-    text = "".join(lines)[-_MAX_TRACEBACK:].encode("utf-8", "backslashreplace").decode()
-    fields = {"args": encoder.value(value.args, depth + 1), "traceback": text}
-    for name in ("__cause__", "__context__"):
-        other = getattr(value, name)
-        if other is not None:
-            fields[name] = encoder.value(other, depth + 1)
+def _partial(encoder: Encoder, value: Any, depth: int) -> Any:
+    members = {name: functools.partial.__dict__[name].__get__(value) for name in ("func", "args", "keywords")}
+    fields = {name: encoder.value(item, depth + 1) for name, item in members.items()}
     fields.update(encoder.fields(value, depth))
     return {TAG: "object", "type": type_name(type(value)), "v": fields}
 
 
+def _enum(encoder: Encoder, value: enum.Enum, depth: int) -> Any:
+    name = object.__getattribute__(value, "_name_")
+    held = encoder.value(object.__getattribute__(value, "_value_"), depth + 1)
+    name = leaves.text(name) if type(name) is str else None
+    return {TAG: "enum", "type": type_name(type(value)), "name": name, "v": held}
+
+
+def _exception(encoder: Encoder, value: BaseException, depth: int) -> Any:
+    # By the descriptors of the builtin classes, which a subclass may have hidden under its own.
+    got = {name: get(value) for name, get in _EXCEPTION.items()}
+    lines = traceback.format_tb(got["__traceback__"])
+    text = "".join(lines)[-_MAX_TRACEBACK:].encode("utf-8", "backslashreplace").decode()
+    fields = {"args": encoder.value(got["args"], depth + 1), "traceback": text}
+    for name in ("__cause__", "__context__"):
+        if got[name] is not None:
+            fields[name] = encoder.value(got[name], depth + 1)
+    for base, names in _EXCEPTION_FIELDS:
+        for name in names if issubclass(type(value), base) else ():
+            item = base.__dict__[name].__get__(value)
+            if item is not None:
+                fields[name] = encoder.value(item, depth + 1)
+    if inherits(type(value), "pydantic_core", "ValidationError"):
+        # It holds them where Python can't look, and has no args.
+        fields["title"] = encoder.value(value.title, depth + 1)  # type: ignore[attr-defined]
+        fields["errors"] = encoder.value(value.errors(include_url=False), depth + 1)  # type: ignore[attr-defined]
+    fields.update(encoder.fields(value, depth))
+    return {TAG: "object", "type": type_name(type(value)), "v": fields}
+
+
+_EXCEPTION = {
+    name: BaseException.__dict__[name].__get__
+    for name in ("args", "__traceback__", "__cause__", "__context__")
+}
+_EXCEPTION_FIELDS: tuple[tuple[type, tuple[str, ...]], ...] = (
+    (OSError, ("filename", "filename2")),
+    (ImportError, ("name", "path")),
+    (NameError, ("name",)),
+    (AttributeError, ("name",)),
+)
+
+
 def _named(_: Encoder, value: Any, __: int) -> Any:
     # Functions, classes and modules hold nothing to save, but their name tells which one it was.
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    text = f"{module}.{name}" if isinstance(module, str) else f"{name}"
+    if isinstance(type(value), type) and issubclass(type(value), type):
+        text = type_name(value)
+    else:
+        module = getattr(value, "__module__", None)
+        name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
+        text = f"{module}.{name}" if isinstance(module, str) else f"{name}"
     text = text if is_text(text) else ascii(text)
     return unsaved(type(value), "it is code, not data", name=text)
 
 
-def _namedtuple(encoder: Encoder, value: Any, depth: int) -> Any:
-    names = encoder.values(type(value)._fields, depth)
-    items = encoder.values(tuple.__iter__(value), depth)
-    return {TAG: "namedtuple", "type": type_name(type(value)), "fields": names, "v": items}
+def _logger(_: Encoder, value: Any, __: int) -> Any:
+    name = instance_dict(value).get("name")
+    text = leaves.text(name) if type(name) is str else None
+    return unsaved(type(value), "it is a resource, not data", name=text if type(text) is str else None)
+
+
+def _secret(_: Encoder, value: Any, __: int) -> Any:
+    return unsaved(type(value), "it is a secret")
+
+
+def _url(_: Encoder, value: Any, __: int) -> Any:
+    return {TAG: "subclass", "type": type_name(type(value)), "v": leaves.text(str(value))}
+
+
+def _names_of(cls: type) -> Any:
+    return next((names["_fields"] for names in namespaces(cls) if "_fields" in names), None)
+
+
+def _tuple(encoder: Encoder, value: Any, depth: int) -> Any:
+    """A subclass of tuple: a namedtuple with the names of its fields."""
+    names, items = _names_of(type(value)), list(tuple.__iter__(value))
+    if type(names) is not tuple or len(names) != len(items) or not {str}.issuperset(map(type, names)):
+        return _AS_TUPLE(encoder, value, depth)
+    held = [encoder.value(item, depth + 1) for item in items]
+    texts = [name if is_text(name) else ascii(name) for name in names]
+    tag = {TAG: "namedtuple", "type": type_name(type(value)), "fields": texts, "v": held}
+    more = encoder.fields(value, depth)
+    return {TAG: "subclass", "type": type_name(type(value)), "v": tag, "fields": more} if more else tag
 
 
 def _subclass(base: type) -> Handler:
     """A subclass of a builtin type: as the builtin, with the fields that instances have besides."""
+    # The type's own methods, not the subclass's: those are the user's code.
+    plain = _AS_BUILTIN.get(base)
 
     def handler(encoder: Encoder, value: Any, depth: int) -> Any:
-        # The type's own methods, not the subclass's: those are the user's code.
         held: Any
         if base is dict:
             held = encoder.mapping(value, depth)
-        elif base in (list, tuple, set, frozenset, collections.deque):
-            plain: Any = list(base.__iter__(value))  # type: ignore[attr-defined]
-            held = EXACT[base](encoder, plain, depth)
-        elif base is str:
-            held = _str(encoder, str.__str__(value), depth)
-        elif base in (int, float, complex):
-            held = EXACT[base](encoder, _NUMBERS[base](value), depth)
+        elif plain is not None:
+            held = EXACT[base](encoder, plain(value), depth)
+        elif base in (list, tuple, set, frozenset):
+            held = EXACT[base](encoder, list(base.__iter__(value)), depth)  # type: ignore[attr-defined]
         else:
-            held = EXACT[base](encoder, base(value), depth)
+            held = EXACT[base](encoder, value, depth)
         tag = {TAG: "subclass", "type": type_name(type(value)), "v": held}
-        more = encoder.fields(value, depth)
+        more = encoder.fields(value, depth, base)
         return {**tag, "fields": more} if more else tag
 
     return handler
 
 
-_NUMBERS: dict[type, Callable[[Any], Any]] = {
+_AS_BUILTIN: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    bytes: lambda value: bytes.__getitem__(value, slice(None)),
+    bytearray: lambda value: bytearray.__getitem__(value, slice(None)),
     int: int.__int__,
     float: float.__float__,
     complex: complex.__pos__,
 }
+_AS_TUPLE = _subclass(tuple)
 
 
 def _object(encoder: Encoder, value: Any, depth: int) -> Any:
@@ -187,49 +290,13 @@ def _object(encoder: Encoder, value: Any, depth: int) -> Any:
     fields = encoder.plain(found)
     if fields is None:
         fields = encoder.named(found, depth)
+    if not found and hides_state(type(value)):
+        return unsaved(type(value), "its state is held where Python can't look")
     return {TAG: "object", "type": type_name(type(value)), "v": fields}
 
 
 def _opaque(_: Encoder, value: Any, __: int) -> Any:
     return unsaved(type(value), "it is a resource or a computation, not data")
-
-
-# ------------------------------------------------------------------------------- numpy and torch
-
-
-def _numpy_scalar(encoder: Encoder, value: Any, depth: int) -> Any:
-    item: Any = str(value) if value.dtype.kind in "Mm" else value.item()
-    if type(item) is type(value):  # longdouble has no Python counterpart
-        item = str(value)
-    held = encoder.value(item, depth + 1)
-    return {TAG: "npscalar", "dtype": str(value.dtype), "v": held}
-
-
-def _numpy_array(encoder: Encoder, value: Any, depth: int) -> Any:
-    import numpy as np
-
-    flat = np.asarray(value).reshape(-1)
-    tag: dict[str, Any] = {TAG: "ndarray", "dtype": value.dtype.str, "shape": list(value.shape)}
-    if flat.size > MAX_ELEMENTS:
-        flat = flat[:HEAD]
-        tag["cut"] = True
-    if value.dtype.kind in "Mm" or value.dtype == np.longdouble:
-        flat = flat.astype(str)
-    return {**tag, "v": _elements(encoder, flat.tolist(), depth)}
-
-
-def _tensor(encoder: Encoder, value: Any, depth: int) -> Any:
-    flat = value.detach().reshape(-1)
-    tag: dict[str, Any] = {TAG: "tensor", "dtype": str(value.dtype), "shape": list(value.shape)}
-    if flat.numel() > MAX_ELEMENTS:
-        flat = flat[:HEAD]
-        tag["cut"] = True
-    return {**tag, "v": _elements(encoder, flat.cpu().tolist(), depth)}
-
-
-def _elements(encoder: Encoder, elements: list[Any], depth: int) -> list[Any]:
-    plain = all(map(isfinite, elements)) if set(map(type, elements)) <= {float} else False
-    return elements if plain else encoder.values(elements, depth)
 
 
 # ----------------------------------------------------------------------------------- which handler
@@ -248,22 +315,35 @@ EXACT: dict[type, Handler] = {
     tuple: _sequence("tuple"),
     set: _sequence("set"),
     frozenset: _sequence("frozenset"),
-    collections.deque: _sequence("deque"),
+    collections.deque: _deque,
     dict: _dict,
+    types.MappingProxyType: _proxy,
     range: _range,
-    datetime.datetime: _moment("datetime"),
-    datetime.time: _moment("time"),
-    datetime.date: _text_of("date", datetime.date.isoformat),
-    datetime.timedelta: _timedelta,
+    slice: _slice,
+    type(...): _constant,
+    type(NotImplemented): _constant,
+    datetime.datetime: times.moment,
+    datetime.time: times.moment,
+    datetime.date: times.date,
+    datetime.timedelta: times.timedelta,
+    datetime.timezone: times.timezone,
+    zoneinfo.ZoneInfo: times.zone,
     decimal.Decimal: _text_of("decimal", decimal.Decimal.__str__),
     fractions.Fraction: _fraction,
-    uuid.UUID: _text_of("uuid", lambda value: value.hex),
+    uuid.UUID: _text_of("uuid", lambda value: format(object.__getattribute__(value, "int"), "032x")),
+    re.Pattern: _pattern,
+    array.array: arrays.std_array,
+    functools.partial: _partial,
     types.FunctionType: _named,
     types.BuiltinFunctionType: _named,
     types.MethodType: _named,
     types.ModuleType: _named,
     type: _named,
 }
+_MAPPINGS: tuple[dict[Any, Any], ...] = ({}, collections.OrderedDict())
+for _mapping in _MAPPINGS:
+    for _of in (_mapping.keys(), _mapping.values(), _mapping.items()):
+        EXACT[type(_of)] = _view(type(_of).__name__)
 
 LEAVES = {
     _same,
@@ -282,12 +362,13 @@ _BASES: list[tuple[type, Handler]] = [
     (pathlib.PurePath, _path),
     (type, _named),
     (types.ModuleType, _named),
+    (tuple, _tuple),
+    (functools.partial, _partial),
     *(
         (base, _subclass(base))
         for base in (
             dict,
             list,
-            tuple,
             set,
             frozenset,
             collections.deque,
@@ -297,10 +378,49 @@ _BASES: list[tuple[type, Handler]] = [
             int,
             float,
             complex,
+            datetime.datetime,
+            datetime.date,
+            datetime.time,
+            datetime.timedelta,
+            decimal.Decimal,
+            fractions.Fraction,
+            uuid.UUID,
+            array.array,
         )
     ),
-    (datetime.datetime, _moment("datetime")),
-    (datetime.date, _text_of("date", datetime.date.isoformat)),
+]
+
+# By module and name, since none of these is imported for a value that isn't theirs; the first that fits.
+_ELSEWHERE: list[tuple[str, str, Handler]] = [
+    # Before the builtin bases: numpy.float64 is a float, too.
+    ("numpy", "generic", arrays.numpy_scalar),
+    ("numpy", "ndarray", arrays.numpy_array),
+    ("numpy", "dtype", arrays.described),
+    ("numpy", "ufunc", _named),
+    ("torch", "Tensor", arrays.tensor),
+    ("torch", "dtype", arrays.described),
+    ("torch", "device", arrays.described),
+    ("PIL.Image", "Image", images.image),
+    ("pydantic.types", "SecretStr", _secret),
+    ("pydantic.types", "SecretBytes", _secret),
+    ("pydantic.types", "Secret", _secret),
+    ("pydantic.v1.types", "SecretStr", _secret),
+    ("pydantic.v1.types", "SecretBytes", _secret),
+    ("pydantic_core", "Url", _url),
+    ("pydantic_core", "MultiHostUrl", _url),
+    ("pydantic.networks", "_BaseUrl", _url),
+    ("logging", "Logger", _logger),
+    # What these hold is machinery: locks, threads, settings, clients.
+    ("logging", "Handler", _opaque),
+    ("threading", "Thread", _opaque),
+    ("threading", "Event", _opaque),
+    ("threading", "Barrier", _opaque),
+    ("queue", "Queue", _opaque),
+    ("asyncio", "Queue", _opaque),
+    ("asyncio", "Event", _opaque),
+    ("unittest.mock", "NonCallableMock", _opaque),
+    ("langgraph.pregel.main", "Pregel", _opaque),
+    ("langchain_core.language_models.base", "BaseLanguageModel", _opaque),
 ]
 
 # What has one of these holds a resource or is a computation: nothing to walk into.
@@ -321,17 +441,13 @@ _RESOURCE_METHODS = (
 @remembered
 def handler_of(cls: type) -> Handler:
     """The handler of a type that has none of its own; looks at the type, never at the instance."""
-    if "numpy" in sys.modules:
-        numpy = sys.modules["numpy"]
-        # Before the builtin bases: numpy.float64 is a float, too.
-        if _inherits(cls, numpy, "generic"):
-            return _numpy_scalar
-        if _inherits(cls, numpy, "ndarray"):
-            return _numpy_array
-    if _inherits(cls, sys.modules.get("torch"), "Tensor"):
-        return _tensor
-    if issubclass(cls, tuple) and isinstance(cls.__dict__.get("_fields"), tuple):
-        return _namedtuple
+    for module, name, handler in _ELSEWHERE:
+        if inherits(cls, module, name):
+            return handler
+    if "pandas" in sys.modules:
+        found: Handler | None = tables.handler_of(cls)
+        if found is not None:
+            return found
     for base, handler in _BASES:
         if issubclass(cls, base):
             return handler
@@ -342,9 +458,11 @@ def handler_of(cls: type) -> Handler:
     return _opaque
 
 
-def _inherits(cls: type, module: Any, name: str) -> bool:
-    base = getattr(module, name, None)
-    return isinstance(base, type) and issubclass(cls, base)
+def inherits(cls: type, module: str, name: str) -> bool:
+    loaded = sys.modules.get(module)
+    base = None if loaded is None else getattr(loaded, name, None)
+    # type's own check: that of somebody's metaclass may claim anything.
+    return isinstance(base, type) and type.__subclasscheck__(base, cls)
 
 
 def _is_data_class(cls: type) -> bool:
@@ -353,9 +471,10 @@ def _is_data_class(cls: type) -> bool:
 
 
 def _defines(cls: type, name: str) -> bool:
-    return any(name in base.__dict__ for base in cls.__mro__)
+    return any(name in names for names in namespaces(cls))
 
 
 def _holds_fields(cls: type) -> bool:
     # An instance of a class written in Python has a __dict__ or slots; one of C's holds what it hides.
-    return cls.__dictoffset__ != 0 or any("__slots__" in base.__dict__ for base in cls.__mro__)
+    offset: int = type.__dict__["__dictoffset__"].__get__(cls)
+    return offset != 0 or any("__slots__" in names for names in namespaces(cls))

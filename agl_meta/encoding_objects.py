@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 TAG = "$agl"
@@ -44,12 +44,21 @@ def unsaved(cls: type, why: str, **more: Any) -> dict[str, Any]:
 
 def type_name(cls: type) -> str:
     """``module.Class``; ASCII, whatever the class calls itself."""
-    module, name = (
-        type.__getattribute__(cls, "__module__"),
-        type.__getattribute__(cls, "__qualname__"),
-    )
-    text = name if module == "builtins" else f"{module}.{name}"
+    # Past the metaclass, which may be somebody's.
+    module, name = _MODULE(cls), _QUALNAME(cls)
+    text = name if type(module) is not str or module == "builtins" else f"{module}.{name}"
     return text if is_text(text) else ascii(text)
+
+
+_MODULE: Callable[[type], Any] = type.__dict__["__module__"].__get__
+_QUALNAME: Callable[[type], str] = type.__dict__["__qualname__"].__get__
+_MRO: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+_DICT: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
+
+
+def namespaces(cls: type) -> list[Mapping[str, Any]]:
+    """The namespaces of a class and its bases, read past its metaclass."""
+    return [_DICT(base) for base in _MRO(cls)]
 
 
 def is_text(value: str) -> bool:
@@ -63,44 +72,86 @@ def is_text(value: str) -> bool:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """What an instance holds: its ``__dict__``, its slots, and the extra fields of a pydantic model.
+    """What an instance holds: its ``__dict__``, its slots, a pydantic model's extra fields and private ones.
 
     Read past ``__getattr__`` and properties. One way for dataclasses, attrs, pydantic 1 and 2 (and so
     LangChain's messages and OpenAI's responses) and plain classes; a field whose declared type is a
     base class keeps all that the instance has, unlike with pydantic's own dump.
     """
     found: dict[str, Any] = {}
-    for name, member in slots_of(type(value)):
+    for name, member in slots_of(type(value)).items():
         try:
             found[name] = member.__get__(value)
         except AttributeError:
             continue  # not set
-    try:
-        found.update(object.__getattribute__(value, "__dict__"))
-    except AttributeError:
-        pass
-    try:
-        extra = object.__getattribute__(value, "__pydantic_extra__")
-    except AttributeError:
-        extra = None
-    if type(extra) is dict:
-        found.update(extra)
-    return {name: item for name, item in found.items() if type(name) is str}
+    found.update(instance_dict(value))
+    for name in ("__pydantic_extra__", "__pydantic_private__"):
+        try:
+            more = object.__getattribute__(value, name)
+        except AttributeError:
+            continue
+        if type(more) is dict:
+            found.update(more)
+    others = {name: item for name, item in found.items() if type(name) is not str}
+    if others:
+        found = {name: item for name, item in found.items() if type(name) is str}
+        found[""] = others
+    return found
 
 
 @remembered
-def slots_of(cls: type) -> list[tuple[str, Any]]:
-    """Names and descriptors of the slots of a type that hold its instances' fields."""
-    found = []
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if name.startswith("__") and not name.endswith("__"):  # as the compiler mangles it
-                name = f"_{base.__name__.lstrip('_')}{name}"
-            member = base.__dict__.get(name)
-            if type(member) is types.MemberDescriptorType and name not in _HIDDEN:
-                found.append((name, member))
+def slots_of(cls: type) -> dict[str, Any]:
+    """Names and descriptors of the slots of a type that hold its instances' fields, in order."""
+    found: dict[str, Any] = {}
+    for namespace in namespaces(cls):
+        if "__slots__" not in namespace:
+            continue
+        # The members themselves: __slots__ may be an iterator, which is empty by now.
+        members = {name: item for name, item in namespace.items() if type(item) is types.MemberDescriptorType}
+        for name in _in_order(members, namespace["__slots__"]):
+            if name not in _HIDDEN:
+                found.setdefault(name, members[name])
     return found
+
+
+def instance_dict(value: Any) -> dict[Any, Any]:
+    """The ``__dict__`` of an instance, whatever its class makes of that name."""
+    getter = _dict_of(type(value))
+    found = None if getter is None else getter.__get__(value)
+    return dict(found) if isinstance(found, dict) else {}
+
+
+@remembered
+def _dict_of(cls: type) -> Any:
+    # The interpreter's own descriptor stands in the first class whose instances have a dict; what a class
+    # calls __dict__ besides is code of its own.
+    for namespace in reversed(namespaces(cls)):
+        getter = namespace.get("__dict__")
+        if type(getter) in (types.GetSetDescriptorType, types.MemberDescriptorType):
+            return getter
+    return None
+
+
+def _in_order(members: dict[str, Any], slots: Any) -> list[str]:
+    """The names of slots as they were declared; a class's namespace has them sorted."""
+    declared = list(slots) if type(slots) in (tuple, list, dict) else []
+    place = {name: index for index, name in enumerate(declared) if type(name) is str}
+    # __x stands as _Class__x in the namespace.
+    return sorted(members, key=lambda name: place.get(name, place.get("__" + name.partition("__")[2], 0)))
+
+
+def hides_state(cls: type) -> bool:
+    """Whether a base written in C keeps what neither a ``__dict__`` nor slots show."""
+    for base in _MRO(cls):
+        if base.__flags__ & _HEAP_TYPE and not base.__flags__ & _IMMUTABLE_TYPE:
+            continue
+        pointers = (base.__dictoffset__ != 0) + (base.__weakrefoffset__ != 0)
+        if base.__basicsize__ > object.__basicsize__ + 8 * pointers or base.__itemsize__:
+            return True
+    return False
+
+
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
 
 
 # Bookkeeping of attrs and pydantic that an instance holds beside its fields.

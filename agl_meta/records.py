@@ -23,6 +23,7 @@ from agl_meta.context import TrainingContext, split_name
 from agl_meta.decoding import decode
 from agl_meta.describing import describe
 from agl_meta.encoding import encode
+from agl_meta.encoding_images import Attach
 from agl_meta.errors import RecordError
 
 RECORD_SCHEMA = 1
@@ -71,8 +72,13 @@ class Prediction:
     """1-based line in that file, or number of the span."""
 
 
-def record_line(context: TrainingContext, kind: str, name: str, value: object) -> bytes:
-    """One line, with its newline, that holds ``value`` as it is now."""
+def record_line(
+    context: TrainingContext, kind: str, name: str, value: object, attach: Attach | None = None
+) -> bytes:
+    """One line, with its newline, that holds ``value`` as it is now.
+
+    ``attach`` writes images beside it; ``None`` where there is no folder for them.
+    """
     record = {
         "schema": RECORD_SCHEMA,
         "kind": kind,
@@ -82,7 +88,7 @@ def record_line(context: TrainingContext, kind: str, name: str, value: object) -
         "sequence": next(_sequence),
         "saved_at": time.time(),
     }
-    return b'%b,"value":%b}\n' % (plain_object(record)[:-1], encode(value))
+    return b'%b,"value":%b}\n' % (plain_object(record)[:-1], encode(value, attach=attach))
 
 
 def plain_object(fields: dict[str, Any]) -> bytes:

@@ -30,7 +30,9 @@ def content_key(sample: Any) -> str:
         content = orjson.dumps(sample, option=_SORTED)
     except TypeError:
         # What orjson can't take is told by the encoder, whose tags are plain JSON again.
-        content = orjson.dumps(orjson.loads(encode(sample)), option=orjson.OPT_SORT_KEYS)
+        # Whole: samples that differ behind the place of a cut are different ones.
+        whole = encode(sample, max_field_bytes=None, max_record_bytes=None)
+        content = orjson.dumps(orjson.loads(whole), option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 

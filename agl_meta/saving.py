@@ -3,14 +3,17 @@ for code without a ``self`` do."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 from pathlib import Path
 
 from agl_meta.context import TrainingContext, current_training_context, note_loss
 from agl_meta.describing import describe
 from agl_meta.emitting import emit_record
-from agl_meta.errors import OutputDirError
+from agl_meta.encoding_images import Attach
+from agl_meta.errors import OutputDirError, StampError
 from agl_meta.faults import faults
 from agl_meta.records import PREDICTION, record_line
 from agl_meta.shards import shard_writers
@@ -24,6 +27,7 @@ from agl_meta.storage import (
     pinned_root,
     rollout_folder,
     stamped_root,
+    write_all,
 )
 
 logger = logging.getLogger(__name__)
@@ -47,7 +51,8 @@ _NO_PASS_FOLDER = (
 def save_prediction(value: object, name: str = "prediction") -> Path | None:
     """Save ``value`` as it is now, filed under the step, split and rollout that run here.
 
-    Any value can be saved; :mod:`agl_meta.encoding` says how. Returns the file that holds the record, or
+    Any value can be saved; :mod:`agl_meta.encoding` says how. An image of Pillow becomes a file in the
+    rollout's own folder. Returns the file that holds the record, or
     ``None`` if it went to the store (``transport="store"``) or could not be written (a full disk, say): such
     a loss is logged and counted, and the rollout goes on. Raises :class:`NotInRolloutError` outside a
     rollout, :class:`StampError` if the rollout's stamp can't be read or leads out of the output folder, and
@@ -67,7 +72,8 @@ def save_record(context: TrainingContext, kind: str, name: str, value: object) -
     try:
         place = _place(context)
         if not isinstance(place, str):
-            return shard_writers.append(*place, record_line(context, kind, name, value))
+            line = record_line(context, kind, name, value, _attachments(context, *place))
+            return shard_writers.append(*place, line)
         cause = place
     except OSError as error:
         cause = error
@@ -92,8 +98,47 @@ def current_rollout_dir() -> Path:
     behind a dot. Raises as :func:`current_step_dir` does.
     """
     context = current_training_context()
-    name = rollout_folder(context.rollout_id or "rollout", context.attempt_number)
-    return _make_folder(context, (FILES, name))
+    return _make_folder(context, _own_folder(context))
+
+
+def _own_folder(context: TrainingContext) -> tuple[str, str]:
+    return FILES, rollout_folder(context.rollout_id or "rollout", context.attempt_number)
+
+
+def _attachments(context: TrainingContext, root: str, folder: tuple[str, ...]) -> Attach:
+    """What writes a file into the rollout's own folder."""
+
+    def attach(name: str, content: bytes) -> str | None:
+        below = _own_folder(context)
+        try:
+            descriptor = open_folder(root, (*folder, *below))
+            try:
+                _write_file(descriptor, name, content)
+            finally:
+                os.close(descriptor)
+        except (OSError, StampError) as error:
+            faults.record("saving an image", error)
+            return None
+        return "/".join((*below, name))
+
+    return attach
+
+
+def _write_file(folder: int, name: str, content: bytes) -> None:
+    """Write a file named after its content; one that is there holds the same."""
+    temporary = f"{name}.{secrets.token_hex(6)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
+    try:
+        try:
+            write_all(descriptor, content)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=folder)
+        raise
 
 
 def _make_folder(context: TrainingContext, below: tuple[str, ...]) -> Path:

@@ -15,7 +15,7 @@ from pydantic import v1 as pydantic_v1
 
 from agl_meta.decoding import SavedArray, SavedObject, decode
 from agl_meta.encoding import encode
-from agl_meta.encoding_kinds import HEAD, MAX_ELEMENTS
+from agl_meta.encoding_arrays import HEAD, MAX_ELEMENTS
 
 
 def back(value: Any) -> Any:
