@@ -93,9 +93,8 @@ def _array(encoder: Encoder, plain: Any, depth: int) -> Any:
 def _numpy_items(flat: Any, dtype: Any) -> list[Any]:
     if dtype.kind == "m":
         # As counts of the dtype's unit: numpy doesn't read the texts that it writes.
-        return [
-            None if missing else n for n, missing in zip(flat.view("i8").tolist(), flat != flat, strict=True)
-        ]
+        counts = flat.astype(dtype.newbyteorder("=")).view("i8").tolist()
+        return [None if missing else n for n, missing in zip(counts, flat != flat, strict=True)]
     if dtype.kind == "M" or dtype.char in "gG":
         return list(flat.astype(str).tolist())
     return list(flat.tolist())
