@@ -563,7 +563,7 @@ things = st.sampled_from(
     st.sampled_from([None, 20, 500]),
 )
 def test_any_mixture_gives_a_document(value: Any, record: int | None) -> None:
-    """Nested in each other and cut anywhere, they give one line of JSON that can be read, the same each time."""
+    """Nested in each other and cut anywhere, they give one line of JSON that is read, the same each time."""
     content = encode(value, max_record_bytes=record)
     assert b"\n" not in content
     assert content == encode(value, max_record_bytes=record)
