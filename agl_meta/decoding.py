@@ -308,8 +308,13 @@ def _numpy_scalar(values: dict[str, Any]) -> Any:
     dtype = _structure(values) or values["dtype"]
     if isinstance(dtype, str) and not _NUMBER_DTYPE.fullmatch(dtype):
         return held
-    # Of a datetime the type alone has no unit.
-    return _elements(numpy, [held], dtype)[0]
+    try:
+        # Of a datetime the type alone has no unit.
+        return _elements(numpy, [held], dtype)[0]
+    except (TypeError, ValueError):
+        if isinstance(dtype, str):
+            raise
+        return held  # part of it was cut
 
 
 def _elements(numpy: Any, held: list[Any], dtype: Any) -> Any:
@@ -332,14 +337,19 @@ def _ndarray(values: dict[str, Any]) -> Any:
         return SavedArray(values["dtype"], shape, values["v"], bool(values.get("cut")))
     structure = _structure(values)
     if structure is not None:
-        found = _elements(numpy, values["v"], structure)
+        try:
+            found = _elements(numpy, values["v"], structure)
+        except (TypeError, ValueError):  # one of them was cut
+            return SavedArray(values["dtype"], shape, values["v"], True)
     elif _NUMBER_DTYPE.fullmatch(values["dtype"]):
         found = _elements(numpy, values["v"], values["dtype"])
     elif values["dtype"][1:2] in ("U", "S"):
         found = numpy.array(values["v"]) if values["v"] else numpy.array([], values["dtype"][:2])
     else:
         found = numpy.empty(len(values["v"]), dtype=object)
-        found[:] = values["v"]
+        # One by one: lists of equal length would be taken for a second dimension.
+        for index, item in enumerate(values["v"]):
+            found[index] = item
     return found.reshape(shape)
 
 

@@ -76,7 +76,9 @@ def encode(
     most_field = sys.maxsize if max_field_bytes is None else max_field_bytes
     most_record = sys.maxsize if max_record_bytes is None else max_record_bytes
     try:
-        plain, _ = _encode_plain(value)
+        # A text alone is measured first, since it may be larger than what memory is left.
+        is_long = type(value) is str and len(value) > most_field
+        plain = None if is_long else _encode_plain(value)[0]
         # A document that is not longer than a field may be needs no look at each.
         if plain is not None and (
             len(plain) <= min(most_field, most_record)
@@ -300,7 +302,7 @@ class Encoder:
     def named(self, found: dict[str, Any], depth: int) -> dict[str, Any]:
         """Values by their names, each one level deeper."""
         return {
-            name if is_text(name) else ascii(name): self.value(item, depth + 1)
+            name if is_text(name) and name != TAG else ascii(name): self.value(item, depth + 1)
             for name, item in found.items()
         }
 

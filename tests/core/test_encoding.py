@@ -46,6 +46,8 @@ def same(first: Any, second: Any) -> bool:
         return first == second or (math.isnan(first) and math.isnan(second))
     if isinstance(first, complex):
         return same(first.real, second.real) and same(first.imag, second.imag)
+    if isinstance(first, slice):
+        return same((first.start, first.stop, first.step), (second.start, second.stop, second.step))
     if isinstance(first, (list, tuple, collections.deque)):
         return len(first) == len(second) and all(map(same, first, second))
     if isinstance(first, dict):

@@ -211,6 +211,8 @@ def test_slots_and_lies() -> None:
     odd = Key()
     odd.__dict__[1] = 2
     assert back(odd) == {"a": 1, "": {1: 2}}
+    setattr(odd, "$agl", "tuple")
+    assert back(odd)["'$agl'"] == "tuple"
 
 
 class Refuses(type):

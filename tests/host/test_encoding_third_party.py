@@ -122,7 +122,12 @@ def test_object_and_structured_arrays() -> None:
     """What such arrays hold is kept."""
     found = back(np.array([{"a": 1}, None, (2,)], dtype=object))
     assert found.tolist() == [{"a": 1}, None, (2,)]
+    lists = np.empty(2, dtype=object)
+    lists[0], lists[1] = [1], [2]
+    assert back(lists).tolist() == [[1], [2]]
     assert back(np.array([(1, 2.5)], dtype=[("i", "i4"), ("f", "f8")])).tolist() == [(1, 2.5)]
+    row = back(np.array([(1, 2.5)], dtype=[("i", "i4"), ("f", "f8")])[0])
+    assert (row["i"], row["f"]) == (1, 2.5)
 
 
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros], ids=["numpy", "torch"])
@@ -528,11 +533,23 @@ def test_nothing_is_imported() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("as_scalar", [False, True])
+def test_cut_structures_can_be_read(as_scalar: bool) -> None:
+    """Wherever a record ends within a structured array, what was kept comes back."""
+    value = np.array([(1, 2.5), (3, 4.5)], dtype=[("i", "i4"), ("f", "f8")])
+    for limit in range(1, 100):
+        back_again = encode(value[0] if as_scalar else value, max_record_bytes=limit)
+        assert decode(orjson.loads(back_again)) is not None
+
+
 things = st.sampled_from(
     [
         np.float32(1.5),
         np.timedelta64(1, "s"),
         np.ma.array([1, 2], mask=[0, 1]),
+        np.array([(1, 2.5), (3, 4.5)], dtype=[("i", "i4"), ("f", "f8")]),
+        np.array([(1, 2.5)], dtype=[("i", "i4"), ("f", "f8")])[0],
+        np.array([[1], None], dtype=object),
         torch.ones(2, 2),
         torch.eye(2).to_sparse(),
         torch.empty(2, device="meta"),
