@@ -13,6 +13,7 @@ import attrs
 import orjson
 
 from agl_meta.context import TrainingContext
+from agl_meta.describing import describe
 from agl_meta.encoding import encode
 from agl_meta.errors import StampError
 from agl_meta.faults import faults
@@ -111,7 +112,7 @@ def assemble_row(
     fields = _fields(accepted, own)
     reward = _reward(accepted, own)
     upstreams = None if accepted is None else accepted.reward
-    data_source = task.input.get("data_source") if isinstance(task.input, Mapping) else None
+    data_source = _data_source(task.input)
     files = rollout_folder(task.rollout_id, context.attempt_number)
     superseded = [
         _superseded(
@@ -149,6 +150,13 @@ def assemble_row(
         lost=fields["lost"],
     )
     return AssembledRow(line, facts, len(superseded))
+
+
+def _data_source(sample: Any) -> Any:
+    try:
+        return sample.get("data_source") if isinstance(sample, Mapping) else None
+    except Exception:  # of a mapping of the user's
+        return None
 
 
 def _attempts(results: Sequence[Result], records: Sequence[SavedRecord]) -> list[Attempt]:
@@ -215,17 +223,28 @@ def _error(result: Result, records: Sequence[SavedRecord]) -> Mapping[str, Any] 
     if result.status == SUCCEEDED:
         return None
     outcome = _outcome(result, records)
-    if outcome.get("error"):
-        return dict(outcome["error"])
-    if result.error is not None:
-        return result.error
+    error = _texts(outcome.get("error")) or result.error
+    if error is not None:
+        return error
     message = "no cause was recorded; see the runner's log"
     if outcome:
         message = (
             f"upstream marked it as {result.status} although its method returned, a "
-            f"{outcome.get('returned_type')}; see the runner's log"
+            f"{outcome.get('returned_type')!s:.200}; see the runner's log"
         )
     return {"type": None, "message": message, "traceback": None}
+
+
+def _texts(error: Any) -> Mapping[str, str | None] | None:
+    """An error that came from another machine, as texts; ``None`` if there is none."""
+    if not error:
+        return None
+    given = error if isinstance(error, Mapping) else {"message": error}
+    fields = {name: given.get(name) for name in ("type", "message", "traceback")}
+    return {
+        name: value if value is None or isinstance(value, str) else describe(value, 1000)
+        for name, value in fields.items()
+    }
 
 
 def _outcome(result: Result | None, records: Sequence[SavedRecord]) -> Mapping[str, Any]:
@@ -256,7 +275,7 @@ def _superseded(result: Result | None, attempt: Attempt, records: Sequence[Saved
     fields = _fields(result, records)
     outcome = _outcome(result, records)
     if result is None and outcome:
-        fields["error"] = outcome.get("error")
+        fields["error"] = _texts(outcome.get("error"))
         fields["status"] = FAILED if fields["error"] else SUCCEEDED
     fields["attempt_id"] = attempt if isinstance(attempt, str) else None
     fields["attempt_number"] = attempt if isinstance(attempt, int) else None
@@ -278,13 +297,18 @@ def late_line(row: bytes, result: Result, folder: Path) -> bytes:
         document = orjson.loads(row)
         saved.add_lines(result.emitted, "spans")
         records = [record for record in saved.of(document["rollout_id"]) if record.attempt == result.attempt]
-        encoded = {"reward": _reward(result, records)}
-        document.update(orjson.loads(b"{%b}" % members(_fields(result, records), encoded)))
-        document.update(
-            attempt_id=result.attempt_id,
-            attempt_number=result.attempt_number,
-            late=True,
-            superseded=[],
-            predictions=orjson.loads(_predictions(records)),
-        )
-    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+        fields = {
+            **_fields(result, records),
+            "attempt_id": result.attempt_id,
+            "attempt_number": result.attempt_number,
+            "late": True,
+            "superseded": [],
+        }
+        encoded = {"reward": _reward(result, records), "predictions": _predictions(records)}
+        rest = {
+            name: orjson.dumps(value)
+            for name, value in document.items()
+            if name not in fields and name not in encoded
+        }
+        # Each for itself: the whole may be nested deeper than orjson writes.
+        return b"{%b}\n" % members(fields, {**rest, **encoded})

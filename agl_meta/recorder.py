@@ -23,6 +23,7 @@ import orjson
 from agl_meta.assembly import AssembledRow, Queued, Result, assemble_row
 from agl_meta.context import TrainingContext
 from agl_meta.decoding import decode
+from agl_meta.describing import describe_error
 from agl_meta.encoding import encode
 from agl_meta.faults import faults
 from agl_meta.rows import Rows
@@ -35,6 +36,7 @@ from agl_meta.storage import (
     SUMMARY_SCHEMA,
     publish,
     publish_file,
+    write_all,
 )
 from agl_meta.verdict import (
     COMPLETE,
@@ -46,8 +48,6 @@ from agl_meta.verdict import (
 )
 
 logger = logging.getLogger(__name__)
-
-_BUFFER = 1 << 20
 
 
 class PassRecorder:
@@ -76,7 +76,10 @@ class PassRecorder:
         self._offsets = array.array("q", [0])
         name = f"{PREDICTIONS_FILE}.{secrets.token_hex(6)}.tmp"
         self._temporary = Path(self._target or tempfile.gettempdir(), name)
-        self._file = self._temporary.open("xb", buffering=_BUFFER)
+        # In the folder for temporary files others look, too.
+        rights = 0o600 if self._target is None else 0o666
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor: int | None = os.open(self._temporary, flags, rights)
 
     # ------------------------------------------------------------------------------------ rows
 
@@ -90,6 +93,8 @@ class PassRecorder:
         Args:
             queued: the rollouts of the batch.
             results: by rollout id, what came of each; first the one that the metrics took.
+
+        Raises :class:`OSError`; the rows that were written until then stay.
         """
         first = len(self._offsets) - 1
         self._batch = Tally()
@@ -104,12 +109,11 @@ class PassRecorder:
                 self._write(assemble_row(task, context, came, records, own_files))
         # A further batch of the pass finds the same shards.
         self._unreadable.update({(each["file"], each["line"]): each for each in saved.unreadable})
-        self._file.flush()
         return self._rows(first)
 
     def fail(self, cause: BaseException) -> None:
         """The rows of a batch could not be written: the summary says so."""
-        self._failures.append(f"rows could not be written: {type(cause).__name__}: {cause}")
+        self._failures.append(f"rows could not be written: {describe_error(cause)}")
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Compare what upstream computed of the batch with what its rows say."""
@@ -119,7 +123,12 @@ class PassRecorder:
             self._differences += found
 
     def _write(self, row: AssembledRow) -> None:
-        self._file.write(row.line)
+        assert self._descriptor is not None
+        try:
+            write_all(self._descriptor, row.line)
+        except BaseException:
+            os.ftruncate(self._descriptor, self._offsets[-1])  # no row is glued to half of another
+            raise
         self._offsets.append(self._offsets[-1] + len(row.line))
         self._superseded += row.superseded
         self._batch.add(row.facts)
@@ -132,10 +141,14 @@ class PassRecorder:
             return frozenset(os.listdir(self._folder / FILES))
         except FileNotFoundError:
             return frozenset()
+        except OSError as error:
+            faults.record("listing the files of rollouts", error)
+            return frozenset()
 
     def _rows(self, first: int = 0) -> Rows:
+        # In this order: a file that somebody put under the final name is not what the offsets belong to.
         final = [] if self._target is None else [self._target / PREDICTIONS_FILE]
-        return Rows([*final, self._temporary], self._offsets[first:])
+        return Rows([self._temporary, *final], self._offsets[first:])
 
     # ----------------------------------------------------------------------------------- summary
 
@@ -146,10 +159,15 @@ class PassRecorder:
             expected: how many rollouts the pass was to have.
             metrics: what upstream logs of it; ``None`` if it never came to that.
 
-        Raises :class:`OSError`.
+        Rows that can't be published stay in their temporary file, and the summary says so. Raises
+        :class:`OSError` if there can be no summary either.
         """
         with self.timed():
-            self._publish_rows()
+            try:
+                self._publish_rows()
+            except OSError as error:
+                faults.record("publishing the rows of a pass", error)
+                self.fail(error)
         counts = self._tally.counts()
         lost, rewards = self._tally.lost(), self._tally.rewards()
         self._warn(lost, rewards)
@@ -195,11 +213,8 @@ class PassRecorder:
             )
 
     def _publish_rows(self) -> None:
-        self._file.flush()
-        if self._target is not None:
-            os.fsync(self._file.fileno())
-        self._file.close()
-        if self._target is not None:
+        if self._target is not None and self._descriptor is not None:
+            os.fsync(self._descriptor)
             publish_file(str(self._temporary), str(self._target / PREDICTIONS_FILE))
 
     @contextlib.contextmanager
@@ -216,8 +231,10 @@ class PassRecorder:
         return self._rows()
 
     def discard(self) -> None:
-        """Delete the rows of a pass that is not published."""
-        self._file.close()
+        """Nothing more comes; deletes the rows of a pass that is not published."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
         if self._target is None:
             self._temporary.unlink(missing_ok=True)
 

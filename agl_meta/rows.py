@@ -186,4 +186,4 @@ class Rows(Sequence[Row]):
         return f"<{len(self)} rows>"
 
     def _path(self) -> Path:
-        return next((path for path in self._paths if path.exists()), self._paths[0])
+        return next((path for path in self._paths if path.exists()), self._paths[-1])

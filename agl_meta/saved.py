@@ -14,8 +14,9 @@ from typing import Any
 import attrs
 import orjson
 
+from agl_meta.decoding import decode
 from agl_meta.errors import RecordError
-from agl_meta.records import OUTCOME, PREDICTION, parse_head
+from agl_meta.records import DAMAGE, OUTCOME, PREDICTION, may_be_tagged, parse_head
 from agl_meta.shards import SHARD_SUFFIX
 
 Attempt = str | int | None
@@ -23,6 +24,8 @@ Attempt = str | int | None
 
 _VALUE = b',"value":'
 _END = b"}\n"
+_MAX_REPORTED = 100
+"""Lines of one file that are reported one by one; a foreign file may have any number."""
 
 
 @attrs.frozen
@@ -57,10 +60,15 @@ class SavedRecords:
         """File, line and cause of each record that could not be read."""
         self._by_rollout: dict[str | None, list[SavedRecord]] = {}
         self._descriptors: list[int] = []
-        if shards is not None and shards.is_dir():
-            for path in sorted(shards.iterdir()):
-                if path.suffix == SHARD_SUFFIX and path.is_file():
-                    self._read_shard(path)
+        if shards is None:
+            return
+        try:
+            paths = sorted(path for path in shards.iterdir() if path.suffix == SHARD_SUFFIX)
+        except OSError as error:
+            self._report(shards, None, error)
+            return
+        for path in paths:
+            self._read_shard(path)
 
     def __enter__(self) -> SavedRecords:
         return self
@@ -77,30 +85,41 @@ class SavedRecords:
     def add_lines(self, lines: Iterable[bytes], source: str) -> None:
         """Add records that came another way than in a shard. ``source`` names it in a report."""
         for number, line in enumerate(lines, 1):
-            self._add(line, Path(source), number, None)
+            try:
+                self._add(line, Path(source), number, None)
+            except RecordError as error:
+                self._report(source, number, error)
 
     def _read_shard(self, path: Path) -> None:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
-            self.unreadable.append({"file": str(path), "line": None, "why": str(error)})
+            self._report(path, None, error)
             return
         self._descriptors.append(descriptor)
+        damaged = 0
         for number, begin, line in _lines(descriptor):
-            self._add(line, path, number, (descriptor, begin))
+            try:
+                self._add(line, path, number, (descriptor, begin))
+            except RecordError as error:
+                damaged += 1
+                if damaged <= _MAX_REPORTED:
+                    self._report(path, number, error)
+        if damaged > _MAX_REPORTED:
+            self._report(path, None, f"{damaged - _MAX_REPORTED} further lines of this file are no records")
+
+    def _report(self, file: Path | str, line: int | None, why: object) -> None:
+        self.unreadable.append({"file": str(file), "line": line, "why": str(why)})
 
     def _add(self, line: bytes, path: Path, number: int, place: tuple[int, int] | None) -> None:
-        try:
-            head = parse_head(line, path, number)
-            begin = line.find(_VALUE) + len(_VALUE)
-            size = len(line) - begin - len(_END)
-            if begin < len(_VALUE) or not line.endswith(_END):
-                raise RecordError(f"{path}, line {number}: the record has no value at its end.")
-        except RecordError as error:
-            self.unreadable.append({"file": str(path), "line": number, "why": str(error)})
-            return
+        head = parse_head(line, path, number)
         if head["kind"] not in (PREDICTION, OUTCOME):
             return
+        begin = line.find(_VALUE) + len(_VALUE)
+        size = len(line) - begin - len(_END)
+        if begin < len(_VALUE) or not line.endswith(_END):
+            raise RecordError(f"{path}, line {number}: the record has no value at its end.")
+        _check(head["value"], line, f"{path}, line {number}")
         value = line[begin : begin + size] if place is None else (place[0], place[1] + begin, size)
         record = SavedRecord(
             head["kind"],
@@ -111,6 +130,16 @@ class SavedRecords:
             value,
         )
         self._by_rollout.setdefault(head["rollout_id"], []).append(record)
+
+
+def _check(document: Any, line: bytes, where: str) -> None:
+    """Raise :class:`RecordError` for a value that would make the row unreadable that it becomes part of."""
+    try:
+        orjson.dumps(document)  # raises for a nesting that our own encoder never makes
+        if may_be_tagged(line):
+            decode(document)
+    except DAMAGE as error:
+        raise RecordError(f"{where}: a record with damaged content ({error!r}).") from error
 
 
 def _lines(descriptor: int) -> Iterator[tuple[int, int, bytes]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agl_meta.encoding import encode
-from agl_meta.rows import Row
+from agl_meta.rows import Row, members
 from agl_meta.storage import publish_file
 from agl_meta.verdict import number
 
@@ -29,7 +29,7 @@ def dump_generations(folder: str | os.PathLike[str], step: int, rows: Iterable[R
     temporary = Path(folder, f"{step}.{secrets.token_hex(6)}.tmp")
     temporary.parent.mkdir(parents=True, exist_ok=True)
     with temporary.open("xb") as file:
-        file.writelines(b"%b\n" % encode(generation(row, step)) for row in rows)
+        file.writelines(b"{%b}\n" % members(generation(row, step), {}) for row in rows)
     number_of_pass = 1
     while True:
         part = () if number_of_pass == 1 else (f"pass_{number_of_pass}",)

@@ -124,6 +124,7 @@ def result_v0(rollout: Any, reward_used: Any, texts: Texts) -> Result:
     number = note.get(ATTEMPT_KEY)
     if number is None and rollout.task is not None:
         number = rollout.task.num_claims
+    number = number if type(number) is int else None  # it came over the network
     is_empty = rollout.final_reward is None and not rollout.triplets and not rollout.trace
     outcome = note.get(OUTCOME)
     outcome = outcome if isinstance(outcome, Mapping) else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -504,3 +505,77 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
     for number in range(20):
         assemble(folder_of(tmp_path / str(number), saved_line("a", 1)), [queued("a")], {"a": [result()]})
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_value_that_would_spoil_its_row(tmp_path: Path) -> None:
+    """A shard of somebody else's making: its records are named, and the row can be read."""
+    good = saved_line("a", "good")
+    deep = b"[" * 600 + b"]" * 600
+    bad = [b'{"$agl":"tuple"}', b'{"$agl":"bytes","type":"bytes","v":"%"}', deep]
+    shard = b"".join(good.replace(b'"value":"good"', b'"value":' + value) for value in bad) + good
+    ((row,), summary) = assemble(folder_of(tmp_path, shard), [queued("a")], {"a": [result()]})
+    assert row.predictions == {"prediction": ["good"]}
+    assert [each["line"] for each in summary["unreadable"]] == [1, 2, 3]
+
+
+def test_a_foreign_file_is_reported_in_short(tmp_path: Path) -> None:
+    """Thousands of lines that are no records don't fill the summary."""
+    _, summary = assemble(folder_of(tmp_path, b"x\n" * 5000), [], {})
+    assert len(summary["unreadable"]) == 101
+    assert summary["unreadable"][-1]["why"] == "4900 further lines of this file are no records"
+
+
+def test_disk_full_in_the_middle_of_a_row(tmp_path: Path) -> None:
+    """The rows before stay whole and are published; the summary says what happened."""
+    folder = folder_of(tmp_path)
+    recorder = PassRecorder(folder, ABOUT)
+    recorder.add([queued("a")], {"a": [result()]})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            recorder.add([queued("b", 1, input="x" * 10_000)], {"b": [result()]})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    recorder.fail(caught.value)
+    recorder.add([queued("c", 2)], {"c": [result()]})
+    summary = recorder.close(3, {})
+    assert summary["verdict"] == "incomplete"
+    assert "File too large" in summary["incomplete_because"][0]
+    assert [row.context.rollout_id for row in agl_meta.read_rows(tmp_path, strict=True)] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "error", ["text", ["list"], 1, {"type": 1, "message": {"x": 1}}, {"other": "x"}, Hostile()]
+)
+def test_error_from_another_machine(tmp_path: Path, error: Any) -> None:
+    """Whatever stands for an error in what a v0 runner posted becomes texts."""
+    failed = result(status="failed", outcome={"error": error, "lost": {"x": "many", "y": 2}})
+    ((row,), summary) = assemble(folder_of(tmp_path), [queued("a")], {"a": [failed]})
+    assert row.error is not None and set(row.error) == {"type", "message", "traceback"}
+    assert all(value is None or isinstance(value, str) for value in row.error.values())
+    assert summary["lost"] == {"y": 2}
+
+
+def test_late_line_of_a_deep_sample(tmp_path: Path) -> None:
+    deep: Any = "end"
+    for _ in range(1000):
+        deep = [deep]
+    folder = folder_of(tmp_path)
+    assemble(folder, [queued("a", input={"deep": deep})], {"a": [result(2)]})
+    line = (folder / PREDICTIONS_FILE).read_bytes()
+    row = parse_row(late_line(line, result(1), folder), Path("x"), 1)
+    assert row.late and row.context.attempt_number == 1
+    found, depth = row.input["deep"], 0
+    while isinstance(found, list):
+        found, depth = found[0], depth + 1
+    assert (found, depth) == ("end", 1000)
+
+
+def test_unpublished_rows_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder for temporary files only their owner may read them."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    recorder = PassRecorder(None, ABOUT)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    recorder.discard()
