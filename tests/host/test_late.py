@@ -78,7 +78,7 @@ def run(mode: str, folder: Path, store: Any = None) -> list[agl_meta.Row]:
             store=server,
             runners=2,
             val=VAL,
-            daemon_cls=functools.partial(TrainingContextDaemon, llm_timeout_seconds=1.5),
+            daemon_cls=functools.partial(TrainingContextDaemon, llm_timeout_seconds=4.0),
             callbacks=[LetGo(agent)],
             trainer={"test_freq": -1, "save_freq": -1, "total_training_steps": 4},
         )
