@@ -122,13 +122,14 @@ def assemble_row(
         )
         for attempt in others
     ]
+    superseded += [_superseded(result, None, ()) for result in results[1:] if result.attempt is None]
     line = row_line(
         context,
         {
             **fields,
             "data_source": data_source,
             "input": task.input,
-            "attempts": len(attempts) or None,
+            "attempts": len(superseded) + (accepted is not None) or None,
             "files": f"{FILES}/{files}" if files in own_files else None,
             "late": False,
         },
@@ -170,12 +171,13 @@ def _attempts(results: Sequence[Result], records: Sequence[SavedRecord]) -> list
 
 
 def _accepted(results: Sequence[Result], attempts: Sequence[Attempt]) -> Result | None:
-    """The result that the metrics took; one that does not say its attempt is that of the last one."""
+    """The result that the metrics took; one that does not say its attempt is of the last that no other is."""
     if not results:
         return None
-    accepted = results[0]
-    if accepted.attempt is None and attempts:
-        attempt = attempts[-1]
+    accepted, taken = results[0], [result.attempt for result in results[1:]]
+    free = [attempt for attempt in attempts if attempt not in taken]
+    if accepted.attempt is None and free:
+        attempt = free[-1]
         if isinstance(attempt, str):
             return attrs.evolve(accepted, attempt_id=attempt)
         return attrs.evolve(accepted, attempt_number=attempt)

@@ -76,6 +76,7 @@ class PassRecorder:
         self._offsets = array.array("q", [0])
         name = f"{PREDICTIONS_FILE}.{secrets.token_hex(6)}.tmp"
         self._temporary = Path(self._target or tempfile.gettempdir(), name)
+        self._has_published_rows = False
         # In the folder for temporary files others look, too.
         rights = 0o600 if self._target is None else 0o666
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -107,13 +108,16 @@ class PassRecorder:
             for context, task in placed:
                 came, records = results.get(task.rollout_id, ()), saved.of(task.rollout_id)
                 self._write(assemble_row(task, context, came, records, own_files))
-        # A further batch of the pass finds the same shards.
-        self._unreadable.update({(each["file"], each["line"]): each for each in saved.unreadable})
+        # A further batch reads the same shards anew; what was being written then may be whole now.
+        before = {key: each for key, each in self._unreadable.items() if key[0] not in saved.files}
+        self._unreadable = before | {(each["file"], each["line"]): each for each in saved.unreadable}
         return self._rows(first)
 
     def fail(self, cause: BaseException) -> None:
         """The rows of a batch could not be written: the summary says so."""
-        self._failures.append(f"rows could not be written: {describe_error(cause)}")
+        why = f"rows could not be written: {describe_error(cause)}"
+        if why not in self._failures:
+            self._failures.append(why)
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Compare what upstream computed of the batch with what its rows say."""
@@ -148,7 +152,7 @@ class PassRecorder:
     def _rows(self, first: int = 0) -> Rows:
         # In this order: a file that somebody put under the final name is not what the offsets belong to.
         final = [] if self._target is None else [self._target / PREDICTIONS_FILE]
-        return Rows([self._temporary, *final], self._offsets[first:])
+        return Rows([self._temporary, *final], self._offsets[first:], first + 1)
 
     # ----------------------------------------------------------------------------------- summary
 
@@ -213,9 +217,11 @@ class PassRecorder:
             )
 
     def _publish_rows(self) -> None:
-        if self._target is not None and self._descriptor is not None:
-            os.fsync(self._descriptor)
-            publish_file(str(self._temporary), str(self._target / PREDICTIONS_FILE))
+        if self._target is None or self._descriptor is None or self._has_published_rows:
+            return
+        os.fsync(self._descriptor)
+        publish_file(str(self._temporary), str(self._target / PREDICTIONS_FILE))
+        self._has_published_rows = True  # closing may be tried again, after a summary that found no room
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, BinaryIO, overload
 
 import attrs
 import orjson
 
 from agl_meta.context import TrainingContext
 from agl_meta.decoding import decode
+from agl_meta.describing import describe
 from agl_meta.encoding import encode
 from agl_meta.encoding_objects import TAG, is_text
 from agl_meta.errors import RecordError
@@ -128,14 +129,16 @@ def parse_row(line: bytes, path: Path, number: int) -> Row:
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != ROW_SCHEMA:
         raise RecordError(
-            f"{where}: found schema {schema!r:.80}; this agl_meta reads rows of schema {ROW_SCHEMA}. "
+            f"{where}: found schema {describe(schema)}; this agl_meta reads rows of schema {ROW_SCHEMA}. "
             "Read it with the version that wrote it."
         )
     try:
         record = decode(record)
         turns = tuple(Turn(**turn) for turn in record["turns"])
         if record["status"] not in STATUSES:
-            raise ValueError(f"status is {record['status']!r:.80}")
+            raise ValueError(f"status is {describe(record['status'])}")
+        if not isinstance(record["predictions"], Mapping):
+            raise TypeError(f"predictions is {describe(record['predictions'])}")
         values = {name: record[name] for name in _FIELDS}
         values.update(turns=turns, superseded=tuple(record["superseded"]))
         return Row(context=context_in(record), **values)
@@ -150,11 +153,15 @@ class Rows(Sequence[Row]):
         paths: where the rows stand; the first of these files that exists is read. (While a pass is
             open its rows stand in a temporary file.)
         offsets: where each row begins, and where the last one ends.
+        first_line: 1-based line of the first row.
     """
 
-    def __init__(self, paths: Sequence[Path] = (), offsets: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self, paths: Sequence[Path] = (), offsets: Sequence[int] = (0,), first_line: int = 1
+    ) -> None:
         self._paths = tuple(paths)
         self._offsets = offsets
+        self._first_line = first_line
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -167,23 +174,29 @@ class Rows(Sequence[Row]):
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         position = range(len(self))[index]
-        begin, end = self._offsets[position], self._offsets[position + 1]
-        with self._path().open("rb") as file:
-            file.seek(begin)
-            return parse_row(file.read(end - begin), self._path(), position + 1)
+        with self._open() as file:
+            file.seek(self._offsets[position])
+            return self._read(file, position)
 
     def __iter__(self) -> Iterator[Row]:
         if not len(self):
             return
-        path = self._path()
-        with path.open("rb") as file:
+        with self._open() as file:
             file.seek(self._offsets[0])
             for position in range(len(self)):
-                line = file.read(self._offsets[position + 1] - self._offsets[position])
-                yield parse_row(line, path, position + 1)
+                yield self._read(file, position)
 
     def __repr__(self) -> str:
         return f"<{len(self)} rows>"
 
-    def _path(self) -> Path:
-        return next((path for path in self._paths if path.exists()), self._paths[-1])
+    def _read(self, file: BinaryIO, position: int) -> Row:
+        line = file.read(self._offsets[position + 1] - self._offsets[position])
+        return parse_row(line, Path(file.name), self._first_line + position)
+
+    def _open(self) -> BinaryIO:
+        for path in self._paths[:-1]:
+            try:
+                return path.open("rb")
+            except FileNotFoundError:
+                continue
+        return self._paths[-1].open("rb")

@@ -56,6 +56,8 @@ class SavedRecords:
     """The records in the shards of a pass, by rollout; a context manager, which holds the shards open."""
 
     def __init__(self, shards: Path | None) -> None:
+        self.files: set[str] = set()
+        """The shards that were looked at."""
         self.unreadable: list[dict[str, Any]] = []
         """File, line and cause of each record that could not be read."""
         self._by_rollout: dict[str | None, list[SavedRecord]] = {}
@@ -91,6 +93,7 @@ class SavedRecords:
                 self._report(source, number, error)
 
     def _read_shard(self, path: Path) -> None:
+        self.files.add(str(path))
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as error:
@@ -119,8 +122,9 @@ class SavedRecords:
         size = len(line) - begin - len(_END)
         if begin < len(_VALUE) or not line.endswith(_END):
             raise RecordError(f"{path}, line {number}: the record has no value at its end.")
-        _check(head["value"], line, f"{path}, line {number}")
-        value = line[begin : begin + size] if place is None else (place[0], place[1] + begin, size)
+        content = line[begin : begin + size]
+        _check(content, line, f"{path}, line {number}")
+        value = content if place is None else (place[0], place[1] + begin, size)
         record = SavedRecord(
             head["kind"],
             head["name"],
@@ -132,9 +136,10 @@ class SavedRecords:
         self._by_rollout.setdefault(head["rollout_id"], []).append(record)
 
 
-def _check(document: Any, line: bytes, where: str) -> None:
+def _check(content: bytes, line: bytes, where: str) -> None:
     """Raise :class:`RecordError` for a value that would make the row unreadable that it becomes part of."""
     try:
+        document = orjson.loads(content)  # raises unless the value is the last member
         orjson.dumps(document)  # raises for a nesting that our own encoder never makes
         if may_be_tagged(line):
             decode(document)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -96,14 +97,15 @@ class Tally:
         if is_train:
             found = _group_metrics(prefix, facts)
             return {f"{prefix}/{name}": found[f"{prefix}/{name}"] for name in _TRAIN_METRICS}
-        by_source: dict[str, list[RolloutFacts]] = {}
+        by_source: dict[Any, list[RolloutFacts]] = {}
         for fact in facts:
             # Upstream leaves rollouts without turns out of the numbers of their source.
             if fact.response_tokens and fact.data_source is not None:
-                by_source.setdefault(_safe_text(fact.data_source), []).append(fact)
+                with contextlib.suppress(Exception):  # of one that can't be a key; upstream raises, too
+                    by_source.setdefault(fact.data_source, []).append(fact)
         result = {}
         for source, group in by_source.items():
-            result.update(_group_metrics(f"{prefix}/{source}", group))
+            result.update(_group_metrics(f"{prefix}/{_safe_text(source)}", group))
         return {**result, **_group_metrics(prefix, facts)}
 
 
@@ -155,16 +157,12 @@ def reasons_incomplete(expected: int, counts: Mapping[str, int], ended: bool) ->
 def mean(values: Iterable[float]) -> float:
     """The mean; NaN of nothing, as numpy's."""
     numbers = list(values)
-    return math.fsum(numbers) / len(numbers) if _is_finite(numbers) else _plain_mean(numbers)
-
-
-def _is_finite(numbers: list[float]) -> bool:
-    return bool(numbers) and all(map(math.isfinite, numbers))
-
-
-def _plain_mean(numbers: list[float]) -> float:
-    # fsum refuses inf - inf and overflow where numpy gives nan and inf.
-    return sum(numbers) / len(numbers) if numbers else math.nan
+    if not numbers:
+        return math.nan
+    try:
+        return math.fsum(numbers) / len(numbers)
+    except (ValueError, OverflowError):  # inf - inf, and overflow, where numpy gives nan and inf
+        return sum(numbers) / len(numbers)
 
 
 def number(value: Any) -> float:

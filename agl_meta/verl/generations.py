@@ -28,18 +28,21 @@ def dump_generations(folder: str | os.PathLike[str], step: int, rows: Iterable[R
     """
     temporary = Path(folder, f"{step}.{secrets.token_hex(6)}.tmp")
     temporary.parent.mkdir(parents=True, exist_ok=True)
-    with temporary.open("xb") as file:
-        file.writelines(b"{%b}\n" % members(generation(row, step), {}) for row in rows)
-    number_of_pass = 1
-    while True:
-        part = () if number_of_pass == 1 else (f"pass_{number_of_pass}",)
-        path = Path(folder, *part, f"{step}.jsonl")
-        path.parent.mkdir(exist_ok=True)
-        try:
-            publish_file(str(temporary), str(path))
-            return path
-        except FileExistsError:
-            number_of_pass += 1
+    try:
+        with temporary.open("xb") as file:
+            file.writelines(b"{%b}\n" % members(generation(row, step), {}) for row in rows)
+        number_of_pass = 1
+        while True:
+            part = () if number_of_pass == 1 else (f"pass_{number_of_pass}",)
+            path = Path(folder, *part, f"{step}.jsonl")
+            path.parent.mkdir(exist_ok=True)
+            try:
+                publish_file(str(temporary), str(path))
+                return path
+            except FileExistsError:
+                number_of_pass += 1
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def generation(row: Row, step: int) -> dict[str, Any]:

@@ -94,6 +94,10 @@ class LateResults:
         return found
 
     def _file(self, rollout_id: str, result: Result) -> None:
+        with faults.guard("filing a late rollout"):  # one that fails costs no other
+            self._append(rollout_id, result)
+
+    def _append(self, rollout_id: str, result: Result) -> None:
         assert self._root is not None
         path = self._pass_of.get(rollout_id)
         if path is None:  # so late that it is known no more
