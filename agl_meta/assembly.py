@@ -296,6 +296,7 @@ def late_line(row: bytes, result: Result, folder: Path) -> bytes:
         folder: the pass's.
     """
     with SavedRecords(folder / SHARDS) as saved:
+        saved.look()
         document = orjson.loads(row)
         saved.add_lines(result.emitted, "spans")
         records = [record for record in saved.of(document["rollout_id"]) if record.attempt == result.attempt]

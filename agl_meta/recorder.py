@@ -68,7 +68,7 @@ class PassRecorder:
         self._tally = Tally()
         self._batch = Tally()
         self._differences: list[dict[str, Any]] = []
-        self._unreadable: dict[tuple[str, int | None], dict[str, Any]] = {}
+        self._saved = SavedRecords(None if folder is None else folder / SHARDS)
         self._failures: list[str] = []
         self._faults_before = faults.counts()
         self._superseded = 0
@@ -99,18 +99,15 @@ class PassRecorder:
         """
         first = len(self._offsets) - 1
         self._batch = Tally()
-        with SavedRecords(None if self._folder is None else self._folder / SHARDS) as saved:
-            for rollout_id, found in results.items():
-                for result in found:
-                    saved.add_lines(result.emitted, f"spans of {rollout_id}")
-            own_files = self._own_files()
-            placed = sorted(((task.context(), task) for task in queued), key=lambda pair: _place(pair[0]))
-            for context, task in placed:
-                came, records = results.get(task.rollout_id, ()), saved.of(task.rollout_id)
-                self._write(assemble_row(task, context, came, records, own_files))
-        # A further batch reads the same shards anew; what was being written then may be whole now.
-        before = {key: each for key, each in self._unreadable.items() if key[0] not in saved.files}
-        self._unreadable = before | {(each["file"], each["line"]): each for each in saved.unreadable}
+        self._saved.look()
+        for rollout_id, found in results.items():
+            for result in found:
+                self._saved.add_lines(result.emitted, f"spans of {rollout_id}")
+        own_files = self._own_files()
+        placed = sorted(((task.context(), task) for task in queued), key=lambda pair: _place(pair[0]))
+        for context, task in placed:
+            came, records = results.get(task.rollout_id, ()), self._saved.of(task.rollout_id)
+            self._write(assemble_row(task, context, came, records, own_files))
         return self._rows(first)
 
     def fail(self, cause: BaseException) -> None:
@@ -189,7 +186,7 @@ class PassRecorder:
             "metrics": None if metrics is None else {name: _plain(metrics[name]) for name in metrics},
             "differences": self._differences,
             "lost": lost,
-            "unreadable": list(self._unreadable.values()),
+            "unreadable": self._saved.unreadable,
             "faults": {
                 name: count - self._faults_before.get(name, 0)
                 for name, count in faults.counts().items()
@@ -238,6 +235,7 @@ class PassRecorder:
 
     def discard(self) -> None:
         """Nothing more comes; deletes the rows of a pass that is not published."""
+        self._saved.close()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)

@@ -24,7 +24,6 @@ import re
 import secrets
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
@@ -32,6 +31,7 @@ import orjson
 from agl_meta.describing import describe
 from agl_meta.encoding_objects import is_text
 from agl_meta.errors import OutputDirError, StampError
+from agl_meta.files import AnyPath, any_path, list_folder
 
 OUTPUT_DIR_VARIABLE = "AGL_META_OUTPUT_DIR"
 """Environment variable that names the output folder on this machine, whatever the trainer calls it."""
@@ -63,7 +63,7 @@ class PassFolder(NamedTuple):
     global_step: int
     split: str
     number: int
-    path: Path
+    path: AnyPath
 
 
 # --------------------------------------------------------------------------------------------- root
@@ -366,16 +366,16 @@ def rollout_folder(rollout_id: str, attempt_number: int | None) -> str:
 # ----------------------------------------------------------------------------------- reader's side
 
 
-def find_passes(root: str | os.PathLike[str]) -> Iterator[PassFolder]:
+def find_passes(root: str | os.PathLike[str] | AnyPath) -> Iterator[PassFolder]:
     """All pass folders of an output directory, in numeric order of steps."""
     found = []
-    for step_entry in os.scandir(root):
-        step_match = _STEP_FOLDER.fullmatch(step_entry.name)
-        if step_match is None or not step_entry.is_dir():
+    for step in list_folder(any_path(root)):
+        step_match = _STEP_FOLDER.fullmatch(step.name)
+        if step_match is None or not step.is_dir:
             continue
-        for entry in os.scandir(step_entry.path):
+        for entry in list_folder(step.path):
             match = _PASS_FOLDER.fullmatch(entry.name)
-            if match is not None and entry.is_dir():
+            if match is not None and entry.is_dir:
                 number = int(match[2] or 1)
-                found.append(PassFolder(int(step_match[1]), match[1], number, Path(entry.path)))
+                found.append(PassFolder(int(step_match[1]), match[1], number, entry.path))
     yield from sorted(found)

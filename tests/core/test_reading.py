@@ -113,7 +113,7 @@ DAMAGED = [
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_line_is_reported(tmp_path: Path, damage: bytes) -> None:
     """A line that is no record costs that line only, and is reported with file and line."""
-    path = write(tmp_path, "global_step_1/val", GOOD, damage, GOOD)
+    path = write(tmp_path, "global_step_1/val", GOOD, damage, line("good"))
     with pytest.warns(agl_meta.DamagedRecordWarning, match=f"{path}, line 2: "):
         found = list(agl_meta.read_predictions(tmp_path))
     assert [p.line for p in found] == [1, 3]
