@@ -38,7 +38,11 @@ COMPRESSED = ".zst"
 MAX_REPORTED = 100
 """Lines of one file that are reported one by one; a foreign file may have any number."""
 
+MAX_DAMAGED = 1_000_000
+"""Damaged lines after which the rest of a file is left alone: compressed, any number takes no room."""
+
 _BUFFER = 2**18
+_MAX_SKIPPED = 16 * MAX_LINE_BYTES
 _MAX_AT_ONCE = 256
 _MAX_FETCHED = 16 * 2**20
 _MAX_WINDOW = 2**27
@@ -119,8 +123,9 @@ def open_file(path: AnyPath) -> BinaryIO:
         file = os.fdopen(open_descriptor(path), "rb", buffering=_BUFFER)
     else:
         with store_errors():
+            path.fs.invalidate_cache(path.path)  # of a path object of the user's
             file = path.fs.open(path.path, "rb")
-    return _decompressed(file, path) if path.suffix == COMPRESSED else file
+    return _decompressed(file, path)
 
 
 def open_descriptor(path: Path, flags: int = 0) -> int:
@@ -166,10 +171,15 @@ def _fetched(entries: list[Entry]) -> Iterator[tuple[Entry, BinaryIO | Exception
         found = remote[0].fs.cat([path.path for path in remote], on_error="return")
     for entry, path in zip(entries, remote, strict=True):
         content = found[path.path]
-        yield entry, content if isinstance(content, Exception) else io.BytesIO(content)
+        if isinstance(content, Exception):
+            yield entry, content
+        else:
+            yield entry, _decompressed(io.BytesIO(content), path)
 
 
 def _decompressed(file: BinaryIO, path: AnyPath) -> BinaryIO:
+    if path.suffix != COMPRESSED:
+        return file
     try:
         import zstandard
     except ImportError as error:
@@ -234,6 +244,8 @@ def read_lines(file: BinaryIO, number: int = 0, begin: int = 0) -> Iterator[Line
                 while content and not content.endswith(b"\n"):
                     content = file.readline(_BUFFER)
                     size += len(content)
+                    if size > _MAX_SKIPPED:  # compressed, a line without end takes no room
+                        raise OSError(f"line {number} is longer than {_MAX_SKIPPED} bytes")
                 yield Line(number, begin, begin + size, None)
             begin += size
 

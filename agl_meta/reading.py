@@ -14,6 +14,7 @@ from agl_meta.describing import describe, describe_error
 from agl_meta.errors import DamagedRecordWarning, OutputDirError, RecordError
 from agl_meta.files import (
     COMPRESSED,
+    MAX_DAMAGED,
     MAX_REPORTED,
     AnyPath,
     Entry,
@@ -139,7 +140,7 @@ def _read(choice: _Choice, strict: bool) -> Iterator[Prediction]:
     if choice.is_everything:
         folders.append(choice.root / UNSTAMPED / SHARDS)
     for shards in folders:
-        files = _listed(shards, lambda name: name.endswith(SHARD_SUFFIX), strict)
+        files = _listed(shards, _SHARD.fullmatch, strict)
         seen: set[int] = set()
         for prediction in _read_files(files, parse_prediction, strict):
             if prediction is None:
@@ -163,6 +164,7 @@ def _read_rows(choice: _Choice, strict: bool) -> Iterator[Row]:
         yield from _read_files(files, parse_row, strict)
 
 
+_SHARD = re.compile(rf".*{SHARD_SUFFIX}({COMPRESSED})?", re.DOTALL)
 _ROW_FILES = re.compile(rf"{PREDICTIONS_FILE}({COMPRESSED})?|{LATE_FILE}|late\.[0-9a-f]+\.jsonl")
 
 
@@ -209,10 +211,14 @@ def _read_lines(
             damaged += 1
             if strict or damaged <= MAX_REPORTED:
                 _tell(error, strict)
+            if damaged >= MAX_DAMAGED:
+                break
             continue
         yield parsed
     if damaged > MAX_REPORTED:
-        _tell(RecordError(f"{path}: {damaged - MAX_REPORTED} further lines of it can't be read."), strict)
+        end = ", and the rest was left out" if damaged >= MAX_DAMAGED else ""
+        further = f"{damaged - MAX_REPORTED} further lines of it can't be read{end}."
+        _tell(RecordError(f"{path}: {further}"), strict)
 
 
 def _duplicate(prediction: Prediction) -> RecordError:

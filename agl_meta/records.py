@@ -34,7 +34,7 @@ OUTCOME = "outcome"
 """Kind of the record that an attempt of a recorded pass leaves at its end: how it went, from its own side."""
 
 # The root may have moved when the record is read, and how the pass was run is said in pass.json.
-_NOT_SAVED = frozenset({"output_dir", "is_recorded", "transport"})
+_NOT_SAVED = frozenset({"output_dir", "is_recorded", "transport", "durability"})
 CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name not in _NOT_SAVED)
 # What decoding and checking raise for a record that somebody has damaged, or nested without end.
 DAMAGE = (

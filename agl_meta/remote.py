@@ -10,6 +10,7 @@ acknowledged. Names that must be free are claimed with fsspec's ``mode="create"`
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ leads on to another URL is none of them."""
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.DOTALL)
 _PROBE = ".agl_meta-probe"
+# What other processes write must be seen.
+_OPTIONS: dict[str, Any] = {"use_listings_cache": False}
 
 _systems: PerProcess[dict[str, Any]] = PerProcess(dict)
 
@@ -36,6 +39,22 @@ _systems: PerProcess[dict[str, Any]] = PerProcess(dict)
 def is_remote(path: object) -> bool:
     """Whether a path as a user names it is a URL."""
     return isinstance(path, str) and "://" in path
+
+
+def path_text(path: object, name: str) -> object:
+    """A path object as text, and anything else as it is. Raises :class:`OutputDirError`."""
+    if isinstance(path, os.PathLike):
+        return os.fspath(path)
+    options = getattr(path, "storage_options", None)
+    if options is None:
+        return path
+    if {**options} not in ({}, _OPTIONS):
+        raise OutputDirError(
+            f"{name} is a {type(path).__name__} with storage options, which can't travel to the processes "
+            "that write there. Leave them out, and set them on each machine where fsspec looks for them: its "
+            "configuration files and variables, and those of the store's package."
+        )
+    return str(path)
 
 
 def checked_url(text: str, name: str) -> str:
@@ -76,7 +95,7 @@ def remote_path(url: str) -> UPath:
     with _needs_packages(url):
         from upath import UPath
 
-        return UPath(url)
+        return UPath(url, **_OPTIONS)
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -92,8 +111,7 @@ def file_system(url: str) -> tuple[Any, str]:
 
         found = systems.get(protocol + host)
         if found is None:
-            # What others write must be seen.
-            found, _ = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            found, _ = fsspec.core.url_to_fs(url, **_OPTIONS)
             systems[protocol + host] = found
         return found, found._strip_protocol(url)
 
@@ -174,7 +192,19 @@ def upload_new(file: str, url: str) -> None:
         fs.put_file(file, path, mode="create")
 
 
+def make_folder(url: str) -> UPath:
+    """Make a folder, where the store has any; gives its path. Raises :class:`OSError`."""
+    fs, path = file_system(url)
+    with store_errors():
+        _make(fs, path)
+    return remote_path(url)
+
+
 def _make_parent(fs: Any, path: str) -> None:
+    _make(fs, fs._parent(path))
+
+
+def _make(fs: Any, path: str) -> None:
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else {*fs.protocol}
     if not protocols & _OBJECT_STORES:
-        fs.makedirs(fs._parent(path), exist_ok=True)
+        fs.makedirs(path, exist_ok=True)
