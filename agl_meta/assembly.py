@@ -35,6 +35,7 @@ _NO_ROOM = orjson.dumps(
         "why": "the row has no room for it; it stands in the shards, where read_predictions finds it",
     }
 )
+_NOTHING_LOST: dict[str, int] = {}
 _NEVER_FINISHED = {
     "type": None,
     "message": "it was queued, and had not finished when the pass ended",
@@ -233,7 +234,7 @@ def _lost(result: Result | None, records: Sequence[SavedRecord]) -> dict[str, in
     """What the attempt wanted to save and could not: how often, by cause."""
     lost = _outcome(result, records).get("lost")
     found = lost.items() if isinstance(lost, Mapping) else ()
-    return {cause: times for cause, times in found if type(times) is int}
+    return {cause: times for cause, times in found if type(times) is int} or _NOTHING_LOST
 
 
 def _error(result: Result, records: Sequence[SavedRecord]) -> Mapping[str, Any] | None:
@@ -335,7 +336,9 @@ def late_line(row: bytes, result: Result, folder: AnyPath) -> bytes:
         saved.look()
         document = orjson.loads(row)
         saved.add_lines(result.emitted, "spans")
-        records = [record for record in saved.of(document["rollout_id"]) if record.attempt == result.attempt]
+        records = [
+            record for record in saved.take(document["rollout_id"]) if record.attempt == result.attempt
+        ]
         fields = {
             **_fields(result, records),
             "attempt_id": result.attempt_id,

@@ -21,7 +21,6 @@ from typing import Any
 import orjson
 
 from agl_meta.assembly import AssembledRow, Queued, Result, assemble_row
-from agl_meta.context import TrainingContext
 from agl_meta.decoding import decode
 from agl_meta.describing import describe_error
 from agl_meta.encoding import encode
@@ -115,10 +114,9 @@ class PassRecorder:
             for result in found:
                 self._saved.add_lines(result.emitted, f"spans of {rollout_id}")
         own_files = self._own_files()
-        placed = sorted(((task.context(), task) for task in queued), key=lambda pair: _place(pair[0]))
-        for context, task in placed:
-            came, records = results.get(task.rollout_id, ()), self._saved.of(task.rollout_id)
-            self._write(assemble_row(task, context, came, records, own_files))
+        for task in sorted(queued, key=_place):
+            came, records = results.get(task.rollout_id, ()), self._saved.take(task.rollout_id)
+            self._write(assemble_row(task, task.context(), came, records, own_files))
         return self._rows(first)
 
     def fail(self, cause: BaseException) -> None:
@@ -259,5 +257,6 @@ def _plain(value: Any) -> Any:
     return value if type(value) in (int, str, bool) else number(value)
 
 
-def _place(context: TrainingContext) -> tuple[int, int, int]:
+def _place(task: Queued) -> tuple[int, int, int]:
+    context = task.context()
     return (context.batch_index or 0, context.sample_index or 0, context.repeat_index or 0)

@@ -155,6 +155,7 @@ class SavedRecords:
         self._by_rollout: dict[str | None, list[SavedRecord]] = {}
         self._shards: dict[str, _Shard] = {}
         self._fetched: set[str] = set()
+        self._names: dict[str, str] = {}
         self._files = _OpenFiles()
         self._spool = _Spool()
         self._unreadable: list[dict[str, Any]] = []
@@ -183,9 +184,9 @@ class SavedRecords:
         ]
         return [*self._unreadable, *self._for_now, *further]
 
-    def of(self, rollout_id: str) -> list[SavedRecord]:
-        """What a rollout saved in all its attempts, in the order of its shards."""
-        return self._by_rollout.get(rollout_id, [])
+    def take(self, rollout_id: str) -> list[SavedRecord]:
+        """What a rollout saved in all its attempts, in the order of its shards; forgotten afterwards."""
+        return self._by_rollout.pop(rollout_id, [])
 
     def add_lines(self, lines: Iterable[bytes], source: str) -> None:
         """Add records that came another way than in a shard. ``source`` names it in a report."""
@@ -265,7 +266,8 @@ class SavedRecords:
         records = self._by_rollout.setdefault(head["rollout_id"], [])
         record = SavedRecord(
             head["kind"],
-            head["name"],
+            # Few, and as many objects as records otherwise.
+            self._names.setdefault(head["name"], head["name"]),
             head["sequence"],
             head["attempt_id"],
             head["attempt_number"],
