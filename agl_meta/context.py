@@ -34,7 +34,7 @@ FLAT_KEYS = ("epoch", "global_step", "batch_index", "is_train")
 """The four names that stand flat in a task's metadata, beside upstream's ``data_id``."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)  # see agl_meta.frozen
 class TrainingContext:
     """The place in training that a rollout belongs to, as stamped when its task was enqueued.
 
@@ -70,12 +70,13 @@ class TrainingContext:
     ``task.num_claims`` (v0)."""
     run_id: str | None = None
     """One for each ``fit()``; a resumed training has a new one."""
-    output_dir: str | None = None
-    """The output folder as the trainer names it."""
     pass_path: str | None = None
     """Folder of the pass below :attr:`output_dir`, such as ``global_step_40/val``."""
     is_stamped: bool = False
     """Whether the task was enqueued through agl_meta."""
+    # What stands from here on is of use while the rollout runs, and not saved.
+    output_dir: str | None = None
+    """The output folder as the trainer names it."""
     transport: str = "files"
     """How what the rollout saves travels: ``"files"``, or ``"store"`` as spans."""
     durability: str = "process"

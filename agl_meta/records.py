@@ -25,6 +25,7 @@ from agl_meta.encoding import encode
 from agl_meta.encoding_images import Attach
 from agl_meta.errors import RecordError
 from agl_meta.files import MAX_VALUES, AnyPath, load_json
+from agl_meta.frozen import maker
 
 RECORD_SCHEMA = 1
 """Version of the record. A reader refuses any other by name."""
@@ -34,8 +35,8 @@ OUTCOME = "outcome"
 """Kind of the record that an attempt of a recorded pass leaves at its end: how it went, from its own side."""
 
 # The root may have moved when the record is read, and how the pass was run is said in pass.json.
-_NOT_SAVED = frozenset({"output_dir", "is_recorded", "transport", "durability"})
-CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext) if field.name not in _NOT_SAVED)
+_NOT_SAVED = ("output_dir", "transport", "durability", "is_recorded")
+CONTEXT_FIELDS = tuple(field.name for field in attrs.fields(TrainingContext))[: -len(_NOT_SAVED)]
 # What decoding and checking raise for a record that somebody has damaged, or nested without end.
 DAMAGE = (
     KeyError,
@@ -52,7 +53,7 @@ _context_items = operator.itemgetter(*CONTEXT_FIELDS)
 _sequence = itertools.count()
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)  # see agl_meta.frozen
 class Prediction:
     """One value that a rollout saved, with the place in training that it belongs to."""
 
@@ -106,20 +107,19 @@ begins and ends in the line, or ``None`` if another program wrote the line anew.
 
 def parse_record(line: bytes | None, path: AnyPath, number: int) -> ParsedRecord:
     """Read one line. Raises :class:`RecordError` that names ``path`` and ``number`` for anything else."""
-    if line is not None and len(line) <= MAX_VALUES:
-        found = _as_written(line)
-        if found is not None and tuple(map(type, found[0].values())) in _known_types:
-            return found
+    found = _as_written(line)
+    if found is not None and tuple(map(type, found[0].values())) in _known_types:
+        return found
     return _checked(line, f"{path}, line {number}")
 
 
-def _as_written(line: bytes) -> ParsedRecord | None:
+def _as_written(line: bytes | None) -> ParsedRecord | None:
     """A line as this version writes it; only its layout is checked."""
+    if line is None or len(line) > MAX_VALUES or line[-2:] != _END:
+        return None
     # A text can't hold these bytes, and nothing but numbers and texts stands before the value: so this is
     # where it begins, if both parts are JSON by themselves.
     end = line.find(_VALUE)
-    if end < 0 or line[-2:] != _END:
-        return None
     begin = end + len(_VALUE)
     try:
         head, value = orjson.loads(line[:end] + b"}"), orjson.loads(line[begin:-2])
@@ -167,6 +167,8 @@ def may_be_tagged(content: bytes) -> bool:
 _VALUE = b',"value":'
 _END = b"}\n"
 _HEAD_KEYS = ("schema", "kind", *CONTEXT_FIELDS, "split", "name", "sequence", "saved_at")
+_CONTEXT_BEGIN = _HEAD_KEYS.index(CONTEXT_FIELDS[0])
+_CONTEXT_END = _CONTEXT_BEGIN + len(CONTEXT_FIELDS)
 _HEAD_TYPES: dict[str, Any] = {
     "kind": str,
     "name": str,
@@ -187,27 +189,37 @@ def parse_prediction(line: bytes | None, path: AnyPath, number: int) -> Predicti
 
     Raises :class:`RecordError` that names ``path`` and ``number`` for anything else than a record.
     """
-    head, value, _ = parse_record(line, path, number)
+    head, value, span = parse_record(line, path, number)
     if head["kind"] != PREDICTION:
         return None
     try:
-        return Prediction(
-            value=decode(value) if line is None or may_be_tagged(line) else value,
-            name=head["name"],
-            context=context_in(head),
-            sequence=head["sequence"],
-            saved_at=datetime.datetime.fromtimestamp(head["saved_at"], datetime.timezone.utc),
-            path=path,
-            line=number,
-        )
+        if line is None or may_be_tagged(line):
+            value = decode(value)
+        # With a span, the head has the layout that is written.
+        context = context_in(head) if span is None else _context_as_written(head)
+        saved_at = datetime.datetime.fromtimestamp(head["saved_at"], datetime.timezone.utc)
+        return _make_prediction(value, head["name"], context, head["sequence"], saved_at, path, number)
     except DAMAGE as error:
         why = describe_error(error)
         raise RecordError(f"{path}, line {number}: a record with damaged content ({why:.200}).") from error
 
 
+_make_context = maker(TrainingContext)
+_NOT_SAVED_VALUES = tuple(getattr(TrainingContext(), name) for name in _NOT_SAVED)
+_make_prediction = maker(Prediction)
+
+
 def context_in(record: Mapping[str, Any]) -> TrainingContext:
     """The context in a decoded record. Raises :class:`KeyError` and :class:`ValueError`."""
-    context = TrainingContext(**dict(zip(CONTEXT_FIELDS, _context_items(record))))  # noqa: B905  twice as fast
+    return _checked_context(record, _context_items(record))
+
+
+def _context_as_written(head: dict[str, Any]) -> TrainingContext:
+    return _checked_context(head, tuple(head.values())[_CONTEXT_BEGIN:_CONTEXT_END])
+
+
+def _checked_context(record: Mapping[str, Any], values: tuple[Any, ...]) -> TrainingContext:
+    context = _make_context(*values, *_NOT_SAVED_VALUES)
     if context.is_stamped and record["split"] != split_name(bool(context.is_train)):
         raise ValueError(f"split {record['split']!r} and is_train {context.is_train!r} differ")
     return context
