@@ -23,7 +23,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -366,16 +366,45 @@ def rollout_folder(rollout_id: str, attempt_number: int | None) -> str:
 # ----------------------------------------------------------------------------------- reader's side
 
 
-def find_passes(root: str | os.PathLike[str]) -> Iterator[PassFolder]:
-    """All pass folders of an output directory, in numeric order of steps."""
+def _raise(step: int, folder: str, error: OSError) -> None:
+    raise error
+
+
+def find_passes(
+    root: str | os.PathLike[str], unreadable: Callable[[int, str, OSError], None] = _raise
+) -> Iterator[PassFolder]:
+    """All pass folders of an output directory, in numeric order of steps.
+
+    ``unreadable`` is told of each folder below the root that can't be looked at (no rights, gone meanwhile):
+    step, path and why. The others are found all the same.
+    """
     found = []
-    for step_entry in os.scandir(root):
-        step_match = _STEP_FOLDER.fullmatch(step_entry.name)
-        if step_match is None or not step_entry.is_dir():
-            continue
-        for entry in os.scandir(step_entry.path):
-            match = _PASS_FOLDER.fullmatch(entry.name)
-            if match is not None and entry.is_dir():
-                number = int(match[2] or 1)
-                found.append(PassFolder(int(step_match[1]), match[1], number, Path(entry.path)))
+    for step_match, step_path, error in _folders(root, _STEP_FOLDER):
+        step = int(step_match[1])
+        try:
+            if error is not None:
+                raise error
+            for match, path, error in _folders(step_path, _PASS_FOLDER):
+                if error is not None:
+                    unreadable(step, path, error)
+                else:
+                    found.append(PassFolder(step, match[1], int(match[2] or 1), Path(path)))
+        except OSError as error:
+            unreadable(step, step_path, error)
     yield from sorted(found)
+
+
+def _folders(
+    above: str | os.PathLike[str], names: re.Pattern[str]
+) -> Iterator[tuple[re.Match[str], str, OSError | None]]:
+    """The folders with such names, each with why it is not known whether it is one, if so."""
+    with os.scandir(above) as entries:
+        for entry in entries:
+            match = names.fullmatch(entry.name)
+            if match is None:
+                continue
+            try:
+                if entry.is_dir():
+                    yield match, entry.path, None
+            except OSError as error:  # a link that leads round in a circle, say
+                yield match, entry.path, error
