@@ -22,6 +22,7 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -285,7 +286,7 @@ def open_folder(root: str, parts: tuple[str, ...]) -> int:
     """Open ``root/parts…`` as a directory descriptor, creating what is missing below the root.
 
     No part is followed through a link: a link that somebody planted in the output folder could
-    lead a write out of it. Raises :class:`StampError` for such a part, else :class:`OSError`.
+    lead a write out of it. Raises :class:`StampError` for a link, else :class:`OSError`.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     current = os.open(root, flags)
@@ -298,19 +299,23 @@ def open_folder(root: str, parts: tuple[str, ...]) -> int:
                     os.mkdir(part, dir_fd=current)
                 following = os.open(part, flags | os.O_NOFOLLOW, dir_fd=current)
             except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    place = os.path.join(root, *parts)
-                    raise StampError(
-                        f"{part!r} in {place!r} is a link or a file; expected a folder. Nothing is "
-                        "written through it: remove it, or choose another output_dir."
-                    ) from error
-                raise
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not _is_link(part, current):
+                    raise
+                place = os.path.join(root, *parts)
+                raise StampError(
+                    f"{part!r} in {place!r} is a link; expected a folder. Nothing is written through it: "
+                    "remove it, or choose another output_dir."
+                ) from error
             current, above = following, current
             os.close(above)
     except BaseException:
         os.close(current)
         raise
     return current
+
+
+def _is_link(name: str, folder: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
 @functools.lru_cache(maxsize=64)
