@@ -117,16 +117,19 @@ class TrainingContext:
             "attempt_number": getattr(attempt, "sequence_id", claims),
         }
         if STAMP_KEY not in metadata:
-            return cls(**ids)
+            # Nothing is checked of what nobody stamped: an odd id is none, and the agent's code runs on.
+            plain: dict[str, Any] = {name: ids[name] for name in ids if _is_of_type(name, ids[name])}
+            return cls(**plain)
         entry = metadata[STAMP_KEY]
         _check_schema(entry)
         values: dict[str, Any] = {key: metadata.get(key) for key in FLAT_KEYS}
         values.update({name: entry.get(name) for name in _ENTRY_FIELDS})
         values["is_recorded"] = entry.get("is_recorded", False)
         values["transport"] = entry.get("transport", "files")
+        values.update(ids)
         for name, value in values.items():
             _check_type(name, value)
-        return cls(**values, **ids, is_stamped=True)
+        return cls(**values, is_stamped=True)
 
 
 _ENTRY_FIELDS = (
@@ -140,9 +143,11 @@ _ENTRY_FIELDS = (
     "is_recorded",
     "transport",
 )
-_INTEGERS = frozenset({"epoch", "global_step", "batch_index", "sample_index", "repeat_index"})
+_INTEGERS = frozenset(
+    {"epoch", "global_step", "batch_index", "sample_index", "repeat_index", "attempt_number"}
+)
 _BOOLEANS = frozenset({"is_train", "is_recorded"})
-_OPTIONAL = frozenset({"output_dir", "pass_path"})
+_OPTIONAL = frozenset({"output_dir", "pass_path", "data_id", "rollout_id", "attempt_id", "attempt_number"})
 
 
 def split_name(is_train: bool) -> str:
@@ -167,14 +172,22 @@ def _check_schema(entry: Any) -> None:
 
 def _check_type(name: str, value: Any) -> None:
     # The stamp came over the network: a damaged one is named here, not met later as a TypeError.
-    if value is None and name in _OPTIONAL:
-        return
-    expected = int if name in _INTEGERS else bool if name in _BOOLEANS else str
-    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+    if not _is_of_type(name, value):
         raise StampError(
             f"The task's metadata holds {name}={describe(value)} ({type_name(type(value))}); expected "
-            f"{expected.__name__}. Something between trainer and runner changed the metadata."
+            f"{_type_of(name).__name__}. Something between trainer and runner changed the metadata."
         )
+
+
+def _type_of(name: str) -> type:
+    return int if name in _INTEGERS else bool if name in _BOOLEANS else str
+
+
+def _is_of_type(name: str, value: Any) -> bool:
+    if value is None:
+        return name in _OPTIONAL
+    expected, found = _type_of(name), type(value)  # isinstance() would run code of the value
+    return issubclass(found, expected) and (found is not bool or expected is bool)
 
 
 @attrs.frozen
@@ -250,7 +263,7 @@ def is_current(rollout: Any) -> bool:
     """Whether the current context is that of ``rollout``, in the same attempt."""
     running = _current.get()
     ids = _ids(rollout)
-    return running is not None and ids[0] is not None and running.ids == ids
+    return running is not None and ids[0] is not None and _is_equal(running.ids, ids)
 
 
 def leave(token: contextvars.Token[_Running | None]) -> None:
@@ -270,7 +283,7 @@ def leave_rollout(rollout: Any) -> None:
     ids = _ids(rollout)
     running = _current.get()
     while running is not None:
-        if running.ids == ids:
+        if _is_equal(running.ids, ids):
             _current.set(running.outer)
             return
         running = running.outer
@@ -285,6 +298,13 @@ def _ids(rollout: Any) -> tuple[Any, Any]:
         return None, None
 
 
+def _is_equal(ids: tuple[Any, Any], others: tuple[Any, Any]) -> bool:
+    try:
+        return ids == others
+    except Exception:  # of ids that are no text
+        return False
+
+
 @contextlib.contextmanager
 def training_context_of(rollout: Any) -> Iterator[None]:
     """Run the block inside the context of ``rollout``, then restore the former one."""
@@ -296,7 +316,7 @@ def training_context_of(rollout: Any) -> Iterator[None]:
 
 
 _warned = False
-_warn_lock = PerProcess(threading.Lock)
+_warn_lock = PerProcess(threading.RLock)
 
 
 def _warn_unstamped_once() -> None:

@@ -97,10 +97,22 @@ def root_path(output_dir: object, name: str = "output_dir") -> str:
 def pinned_root() -> str | None:
     """The output folder that :data:`OUTPUT_DIR_VARIABLE` names on this machine, if it is set.
 
-    Raises :class:`OutputDirError`.
+    A relative one starts from the directory that is current when this process first asks for it, wherever
+    the agent's code goes afterwards. Raises :class:`OutputDirError`, and :class:`OSError` where there is no
+    current directory any more.
     """
-    pinned = os.environ.get(OUTPUT_DIR_VARIABLE)
+    return _pinned_root(os.environ.get(OUTPUT_DIR_VARIABLE))
+
+
+@functools.lru_cache(maxsize=1)
+def _pinned_root(pinned: str | None) -> str | None:
     return root_path(pinned, OUTPUT_DIR_VARIABLE) if pinned else None
+
+
+def settle_root() -> None:
+    """Ask for :func:`pinned_root` before code of the agent runs; what is wrong with it is told later."""
+    with contextlib.suppress(OutputDirError, FileNotFoundError, PermissionError):
+        pinned_root()
 
 
 def make_root(root: str) -> None:

@@ -21,7 +21,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,7 +291,7 @@ def test_root_deleted_under_the_writer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", ["", "global_step_1", PASS])
 def test_folder_renamed_under_the_writer(tmp_path: Path, part: str) -> None:
-    """Somebody sets the folder aside: what is saved by then is where the folder is, and all of it is whole."""
+    """Somebody sets the folder aside: what is saved from then on is where the folder is."""
     root, aside = tmp_path / "out", tmp_path / "aside"
     root.mkdir()
     create_pass(str(root), 1, "val", {})
@@ -310,7 +309,7 @@ def test_folder_renamed_under_the_writer(tmp_path: Path, part: str) -> None:
 
 
 def test_many_writers_at_their_quota(tmp_path: Path) -> None:
-    """Several processes and threads, each cut short again and again: no record is glued to half of another."""
+    """Processes and threads that are cut short again and again: no record is glued to half of another."""
     create_pass(str(tmp_path), 1, "val", {})
 
     def work(who: int) -> list[list[int]]:
