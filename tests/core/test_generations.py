@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl_meta.context import TrainingContext
@@ -116,6 +116,7 @@ samples = anything | st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(samples, anything, anything, anything), max_size=4))
 def test_hostile_values(
     tmp_path_factory: pytest.TempPathFactory, values: list[tuple[Any, Any, Any, Any]]

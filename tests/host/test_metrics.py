@@ -10,7 +10,7 @@ from typing import Any
 
 from agentlightning.types import RolloutLegacy, Triplet
 from agentlightning.verl.daemon import AgentModeDaemon
-from hypothesis import given
+from hypothesis import given, settings
 
 from agl_meta.verdict import differences
 from tests.core.test_verdict import FILL, Rollout, names_of_several_sources, rollouts, same, tally
@@ -41,6 +41,7 @@ def upstreams(found: list[Rollout]) -> dict[str, Any]:
         return dict(AgentModeDaemon.get_test_metrics(daemon))
 
 
+@settings(deadline=None)
 @given(rollouts)
 def test_upstreams_own_metrics(found: list[Rollout]) -> None:
     """The same names, and nothing that differs."""
