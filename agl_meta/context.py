@@ -89,7 +89,8 @@ class TrainingContext:
 
         Takes an ``AttemptedRollout`` or ``Rollout`` (v1), a ``RolloutLegacy`` or ``Task`` (v0), or
         anything with the same attributes. Raises :class:`StampError` for an entry of an unknown
-        schema version or one whose values have the wrong type, and for metadata that can't be read.
+        schema version or one whose values have the wrong type, and for metadata that can't be read. Of a
+        rollout that nobody stamped only ids are taken, and one of the wrong type is ``None``.
         """
         try:
             return cls._read(rollout)

@@ -110,8 +110,8 @@ class Tally:
                     names, group = by_source.setdefault(fact.data_source, ([], []))
                     names.append(_safe_text(fact.data_source))
                     group.append(fact)
-        # Of sources with one name, such as 1 and "1", upstream logs the one of which a rollout was the last
-        # to come first, which no row tells.
+        # Where sources share a name, as 1 and "1" do, upstream keeps the numbers of one of them, by the order
+        # in which rollouts came: there is nothing to compare.
         sources_of = collections.Counter(name for names, _ in by_source.values() for name in set(names))
         result = {}
         for names, group in by_source.values():

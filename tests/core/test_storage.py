@@ -151,6 +151,19 @@ class TestPasses:
             (100, "val", 1),
         ]
 
+    def test_one_that_can_not_be_looked_at(self, tmp_path: Path) -> None:
+        """Who does not ask to be told of it gets the error; who does, gets the others."""
+        for step in (1, 3):
+            (tmp_path / f"global_step_{step}" / "val").mkdir(parents=True)
+        bad = tmp_path / "global_step_2"
+        bad.symlink_to(bad)
+        with pytest.raises(OSError, match="symbolic links"):
+            list(find_passes(tmp_path))
+        told: list[tuple[int, str]] = []
+        found = find_passes(tmp_path, lambda step, folder, error: told.append((step, folder)))
+        assert [folder.global_step for folder in found] == [1, 3]
+        assert told == [(2, str(bad))]
+
 
 class TestPublish:
     """A published file is there as a whole, and is never replaced."""
