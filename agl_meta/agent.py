@@ -14,13 +14,13 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from agl_meta.context import TrainingContext, current_training_context, enter, is_current, leave
 from agl_meta.emitting import announce_tracer, emit_prediction
 from agl_meta.errors import ConfigurationError
+from agl_meta.files import AnyPath
 from agl_meta.outcome import note_outcome, record_outcome
 from agl_meta.ports import check_store_port
 from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
@@ -89,7 +89,7 @@ class TrainingContextMixin:
         return current_training_context()
 
     @property
-    def step_dir(self) -> Path:
+    def step_dir(self) -> AnyPath:
         """Folder of the running pass, made on first use: ``<output_dir>/global_step_40/val``.
 
         Shared with the other rollouts of the pass. Raises as :meth:`save_prediction` does, and
@@ -99,7 +99,7 @@ class TrainingContextMixin:
         return current_step_dir()
 
     @property
-    def rollout_dir(self) -> Path:
+    def rollout_dir(self) -> AnyPath:
         """Folder of the running rollout alone, made on first use, for files of its own.
 
         Lies at ``<step_dir>/files/<rollout>``. Raises as :meth:`save_prediction` does, and
@@ -108,7 +108,7 @@ class TrainingContextMixin:
         _check_is_wrapped(type(self))
         return current_rollout_dir()
 
-    def save_prediction(self, value: object, name: str = "prediction") -> Path | None:
+    def save_prediction(self, value: object, name: str = "prediction") -> AnyPath | None:
         """Save ``value`` as it is now, under the step, split and rollout that run here.
 
         May be called any number of times, with the same or another ``name``. Returns the file that

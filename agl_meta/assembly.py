@@ -6,7 +6,6 @@ Attempts are joined by their ids, never by position.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -15,14 +14,27 @@ import orjson
 from agl_meta.context import TrainingContext
 from agl_meta.describing import describe
 from agl_meta.encoding import encode
+from agl_meta.encoding_objects import TAG
 from agl_meta.errors import StampError
 from agl_meta.faults import faults
+from agl_meta.files import AnyPath
 from agl_meta.records import OUTCOME, PREDICTION
 from agl_meta.rows import FAILED, MISSING, SUCCEEDED, Turn, grouped, members, row_line
 from agl_meta.saved import Attempt, SavedRecord, SavedRecords, load_value
 from agl_meta.storage import FILES, SHARDS, rollout_folder
 from agl_meta.verdict import RolloutFacts
 
+MAX_SAVED_BYTES = 64 * 2**20
+"""Bytes of the saved values in one row."""
+MAX_SAVED_VALUES = 4_000_000
+"""About how many values there are in these."""
+_NO_ROOM = orjson.dumps(
+    {
+        TAG: "unsaved",
+        "type": "prediction",
+        "why": "the row has no room for it; it stands in the shards, where read_predictions finds it",
+    }
+)
 _NEVER_FINISHED = {
     "type": None,
     "message": "it was queued, and had not finished when the pass ended",
@@ -114,15 +126,18 @@ def assemble_row(
     upstreams = None if accepted is None else accepted.reward
     data_source = _data_source(task.input)
     files = rollout_folder(task.rollout_id, context.attempt_number)
+    room = _Room()
+    predictions = _predictions(own, room)
     superseded = [
         _superseded(
             next((result for result in results[1:] if result.attempt == attempt), None),
             attempt,
             [record for record in records if record.attempt == attempt],
+            room,
         )
         for attempt in others
     ]
-    superseded += [_superseded(result, None, ()) for result in results[1:] if result.attempt is None]
+    superseded += [_superseded(result, None, (), room) for result in results[1:] if result.attempt is None]
     line = row_line(
         context,
         {
@@ -134,7 +149,7 @@ def assemble_row(
             "late": False,
         },
         reward=reward,
-        predictions=_predictions(own),
+        predictions=predictions,
         superseded=b"[%b]" % b",".join(superseded),
     )
     facts = RolloutFacts(
@@ -270,18 +285,39 @@ def _outcome(result: Result | None, records: Sequence[SavedRecord]) -> Mapping[s
     return {} if result is None else result.outcome
 
 
-def _predictions(records: Sequence[SavedRecord]) -> bytes:
+@attrs.define
+class _Room:
+    """What the saved values of one row may still take: a reader refuses a line that is too long."""
+
+    size: int = attrs.field(factory=lambda: MAX_SAVED_BYTES)
+    values: int = attrs.field(factory=lambda: MAX_SAVED_VALUES)
+
+    def take(self, record: SavedRecord) -> bytes:
+        """The encoded value, or where there is no room for it, a marker. Raises :class:`OSError`."""
+        if record.size <= self.size:
+            value = record.value()
+            values = value.count(b",") + value.count(b"[") + value.count(b"{")
+            if values <= self.values:
+                self.size -= len(value)
+                self.values -= values
+                return value
+        return _NO_ROOM
+
+
+def _predictions(records: Sequence[SavedRecord], room: _Room) -> bytes:
     values = []
     for record in sorted(records, key=lambda record: record.sequence):
         if record.kind == PREDICTION:
             try:
-                values.append((record.name, record.value()))
+                values.append((record.name, room.take(record)))
             except OSError as error:
                 faults.record("reading what a rollout saved", error)
     return grouped(values)
 
 
-def _superseded(result: Result | None, attempt: Attempt, records: Sequence[SavedRecord]) -> bytes:
+def _superseded(
+    result: Result | None, attempt: Attempt, records: Sequence[SavedRecord], room: _Room
+) -> bytes:
     fields = _fields(result, records)
     outcome = _outcome(result, records)
     if result is None and outcome:
@@ -291,11 +327,11 @@ def _superseded(result: Result | None, attempt: Attempt, records: Sequence[Saved
     fields["attempt_number"] = attempt if isinstance(attempt, int) else None
     if result is not None and result.attempt_number is not None:
         fields["attempt_number"] = result.attempt_number
-    encoded = {"reward": _reward(result, records), "predictions": _predictions(records)}
+    encoded = {"reward": _reward(result, records), "predictions": _predictions(records, room)}
     return b"{%b}" % members(fields, encoded)
 
 
-def late_line(row: bytes, result: Result, folder: Path) -> bytes:
+def late_line(row: bytes, result: Result, folder: AnyPath) -> bytes:
     """The row of a rollout that finished after its pass was assembled.
 
     Args:
@@ -304,6 +340,7 @@ def late_line(row: bytes, result: Result, folder: Path) -> bytes:
         folder: the pass's.
     """
     with SavedRecords(folder / SHARDS) as saved:
+        saved.look()
         document = orjson.loads(row)
         saved.add_lines(result.emitted, "spans")
         records = [record for record in saved.of(document["rollout_id"]) if record.attempt == result.attempt]
@@ -314,7 +351,7 @@ def late_line(row: bytes, result: Result, folder: Path) -> bytes:
             "late": True,
             "superseded": [],
         }
-        encoded = {"reward": _reward(result, records), "predictions": _predictions(records)}
+        encoded = {"reward": _reward(result, records), "predictions": _predictions(records, _Room())}
         rest = {
             name: orjson.dumps(value)
             for name, value in document.items()

@@ -7,12 +7,12 @@ each, so that a new field breaks no signature).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from agl_meta.faults import faults
+from agl_meta.files import AnyPath
 from agl_meta.rows import Row
 
 
@@ -22,7 +22,7 @@ class FitEvent:
 
     run_id: str
     """Name of this ``fit()``; a resumed training has a new one."""
-    output_dir: Path | None
+    output_dir: AnyPath | None
     """The output folder; ``None`` for a training that only stamps."""
     trainer: Any = attrs.field(repr=False)
     """The trainer; verl's own attributes are there (``global_steps``, ``config``, …)."""
@@ -42,7 +42,7 @@ class PassEvent:
     """``"train"`` or ``"val"``."""
     reason: str
     """train, before_training, after_resume, periodic or final."""
-    folder: Path | None
+    folder: AnyPath | None
     """Folder of the pass, ``…/global_step_40/val``; ``None`` before its first task is enqueued, and
     for a training that only stamps."""
     metrics: Mapping[str, Any]

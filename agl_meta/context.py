@@ -27,6 +27,9 @@ STAMP_KEY = "agl_meta"
 STAMP_SCHEMA = 1
 """Version of that entry. A reader refuses any other."""
 
+FSYNC = "fsync"
+"""A value of :attr:`TrainingContext.durability`."""
+
 FLAT_KEYS = ("epoch", "global_step", "batch_index", "is_train")
 """The four names that stand flat in a task's metadata, beside upstream's ``data_id``."""
 
@@ -75,6 +78,8 @@ class TrainingContext:
     """Whether the task was enqueued through agl_meta."""
     transport: str = "files"
     """How what the rollout saves travels: ``"files"``, or ``"store"`` as spans."""
+    durability: str = "process"
+    """What a saved record outlives: the ``"process"`` that wrote it, or (``"fsync"``) a power loss, too."""
     is_recorded: bool = False
     """Whether the rollouts of the pass are assembled to rows when it ends."""
 
@@ -127,6 +132,7 @@ class TrainingContext:
         values.update({name: entry.get(name) for name in _ENTRY_FIELDS})
         values["is_recorded"] = entry.get("is_recorded", False)
         values["transport"] = entry.get("transport", "files")
+        values["durability"] = entry.get("durability", "process")
         values.update(ids)
         for name, value in values.items():
             _check_type(name, value)
@@ -143,6 +149,7 @@ _ENTRY_FIELDS = (
     "pass_path",
     "is_recorded",
     "transport",
+    "durability",
 )
 _INTEGERS = frozenset(
     {"epoch", "global_step", "batch_index", "sample_index", "repeat_index", "attempt_number"}

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import warnings
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
-from typing import Any, TypeVar
-
-import orjson
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, BinaryIO, TypeVar
 
 from agl_meta.decoding import decode
-from agl_meta.describing import describe
+from agl_meta.describing import describe, describe_error
 from agl_meta.errors import DamagedRecordWarning, OutputDirError, RecordError
+from agl_meta.files import (
+    COMPRESSED,
+    MAX_DAMAGED,
+    MAX_REPORTED,
+    AnyPath,
+    Entry,
+    any_path,
+    is_folder,
+    list_folder,
+    load_json,
+    open_files,
+    read_document,
+    read_lines,
+)
 from agl_meta.records import DAMAGE, Prediction, parse_prediction
 from agl_meta.rows import Row, parse_row
 from agl_meta.shards import SHARD_SUFFIX
@@ -95,10 +107,10 @@ class _Choice:
     ) -> None:
         if split is not None and split not in SPLITS:
             raise ValueError(f"split is {split!r}; expected 'train', 'val' or None for both.")
-        self.root = Path(output_dir)
-        if not self.root.is_dir():
+        self.root = any_path(output_dir)
+        if not is_folder(self.root):
             raise OutputDirError(
-                f"{os.fspath(output_dir)!r} is not a folder; expected the output_dir of a training."
+                f"{str(output_dir)!r} is not a folder; expected the output_dir of a training."
             )
         self._steps = {steps} if isinstance(steps, int) else None if steps is None else set(steps)
         self._split = split
@@ -119,7 +131,7 @@ class _Choice:
                 complete = (folder for folder in reversed(folders) if is_complete(folder.path))
                 yield next(complete, folders[-1])
 
-    def _report(self, step: int, folder: str, error: OSError) -> None:
+    def _report(self, step: int, folder: AnyPath, error: OSError) -> None:
         if self._steps is not None and step not in self._steps:
             return
         message = f"{folder}: can't be read ({error.strerror or error}); expected a folder of predictions."
@@ -134,44 +146,106 @@ class _Choice:
 
 
 def _read(choice: _Choice, strict: bool) -> Iterator[Prediction]:
-    for folder in choice.passes():
-        yield from _read_shards(folder.path / SHARDS, strict)
+    folders = [folder.path / SHARDS for folder in choice.passes()]
     if choice.is_everything:
-        yield from _read_shards(choice.root / UNSTAMPED / SHARDS, strict)
+        folders.append(choice.root / UNSTAMPED / SHARDS)
+    for shards in folders:
+        files = _listed(shards, _SHARD.fullmatch, strict)
+        seen: set[int] = set()
+        for prediction in _read_files(files, parse_prediction, strict):
+            if prediction is None:
+                continue
+            # What is the same in all of these was written by one call: somebody copied its file.
+            key = hash((prediction.saved_at, prediction.sequence, prediction.context.rollout_id))
+            if key in seen:
+                _tell(_duplicate(prediction), strict)
+                continue
+            seen.add(key)
+            yield prediction
 
 
 def _read_rows(choice: _Choice, strict: bool) -> Iterator[Row]:
     for folder in choice.passes():
-        for name in (PREDICTIONS_FILE, LATE_FILE):
-            if (folder.path / name).is_file():
-                yield from _read_lines(folder.path / name, parse_row, strict)
+        entries = {entry.name: entry for entry in _listed(folder.path, _ROW_FILES.fullmatch, strict)}
+        if PREDICTIONS_FILE in entries:
+            entries.pop(PREDICTIONS_FILE + COMPRESSED, None)
+        # What came late stands behind.
+        files = sorted(entries.values(), key=lambda entry: (not entry.name.startswith("pred"), entry.name))
+        yield from _read_files(files, parse_row, strict)
 
 
-def _read_shards(shards: Path, strict: bool) -> Iterator[Prediction]:
-    if not shards.is_dir():
-        return
-    for path in sorted(shards.iterdir()):
-        if path.suffix != SHARD_SUFFIX or not path.is_file():
-            continue
-        for prediction in _read_lines(path, parse_prediction, strict):
-            if prediction is not None:
-                yield prediction
+_SHARD = re.compile(rf".*{SHARD_SUFFIX}({COMPRESSED})?", re.DOTALL)
+_ROW_FILES = re.compile(rf"{PREDICTIONS_FILE}({COMPRESSED})?|{LATE_FILE}|late\.[0-9a-f]+\.jsonl")
+
+
+def _listed(folder: AnyPath, is_wanted: Callable[[str], object], strict: bool) -> list[Entry]:
+    try:
+        return [entry for entry in list_folder(folder) if not entry.is_dir and is_wanted(entry.name)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _tell(_unreadable(folder, error), strict)
+        return []
 
 
 _Parsed = TypeVar("_Parsed")
 
 
-def _read_lines(path: Path, parse: Callable[[bytes, Path, int], _Parsed], strict: bool) -> Iterator[_Parsed]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                parsed = parse(line, path, number)
-            except RecordError as error:
-                if strict:
-                    raise
-                warnings.warn(str(error), DamagedRecordWarning, stacklevel=4)
-                continue
-            yield parsed
+def _read_files(
+    files: Iterable[Entry], parse: Callable[[bytes | None, AnyPath, int], _Parsed], strict: bool
+) -> Iterator[_Parsed]:
+    for entry, file in open_files(files):
+        if isinstance(file, Exception):
+            _tell(_unreadable(entry.path, file), strict)
+            continue
+        with file:
+            yield from _read_lines(file, entry.path, parse, strict)
+
+
+def _read_lines(
+    file: BinaryIO, path: AnyPath, parse: Callable[[bytes | None, AnyPath, int], _Parsed], strict: bool
+) -> Iterator[_Parsed]:
+    damaged = 0
+    lines = read_lines(file)
+    while True:
+        try:
+            line = next(lines, None)
+        except OSError as error:
+            _tell(_unreadable(path, error), strict)
+            return
+        if line is None:
+            break
+        try:
+            parsed = parse(line.content, path, line.number)
+        except RecordError as error:
+            damaged += 1
+            if strict or damaged <= MAX_REPORTED:
+                _tell(error, strict)
+            if damaged >= MAX_DAMAGED:
+                break
+            continue
+        yield parsed
+    if damaged > MAX_REPORTED:
+        end = ", and the rest was left out" if damaged >= MAX_DAMAGED else ""
+        further = f"{damaged - MAX_REPORTED} further lines of it can't be read{end}."
+        _tell(RecordError(f"{path}: {further}"), strict)
+
+
+def _duplicate(prediction: Prediction) -> RecordError:
+    return RecordError(
+        f"{prediction.path}, line {prediction.line}: this record stands in another place of the pass, too, "
+        "and is left out here."
+    )
+
+
+def _unreadable(path: AnyPath, error: Exception) -> RecordError:
+    return RecordError(f"{path}: can't be read ({describe_error(error):.300}).")
+
+
+def _tell(error: RecordError, strict: bool) -> None:
+    if strict:
+        raise error
+    warnings.warn(str(error), DamagedRecordWarning, stacklevel=5)
 
 
 def read_pass(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -179,7 +253,7 @@ def read_pass(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises :class:`RecordError` if it is missing, damaged or of an unknown schema version.
     """
-    return _read_document(Path(folder, PASS_FILE), PASS_SCHEMA)
+    return _read_document(any_path(folder) / PASS_FILE, PASS_SCHEMA)
 
 
 def read_summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -188,7 +262,7 @@ def read_summary(folder: str | os.PathLike[str]) -> dict[str, Any]:
     Raises :class:`RecordError` if it is missing, because the pass goes on or was interrupted, or if it is
     damaged or of an unknown schema version.
     """
-    return _read_document(Path(folder, SUMMARY_FILE), SUMMARY_SCHEMA)
+    return _read_document(any_path(folder) / SUMMARY_FILE, SUMMARY_SCHEMA)
 
 
 def is_complete(folder: str | os.PathLike[str]) -> bool:
@@ -199,10 +273,10 @@ def is_complete(folder: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _read_document(path: Path, schema: int) -> dict[str, Any]:
+def _read_document(path: AnyPath, schema: int) -> dict[str, Any]:
     try:
-        document = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
+        document = load_json(read_document(path), str(path), f"a {path.name}")
+    except OSError as error:
         raise RecordError(f"{path}: can't be read ({error}); expected a {path.name}.") from error
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
@@ -213,4 +287,4 @@ def _read_document(path: Path, schema: int) -> dict[str, Any]:
     try:
         return dict(decode(document))
     except DAMAGE as error:
-        raise RecordError(f"{path}: damaged content ({error!r}).") from error
+        raise RecordError(f"{path}: damaged content ({describe_error(error):.200}).") from error

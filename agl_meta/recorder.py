@@ -26,6 +26,8 @@ from agl_meta.decoding import decode
 from agl_meta.describing import describe_error
 from agl_meta.encoding import encode
 from agl_meta.faults import faults
+from agl_meta.files import COMPRESSED, AnyPath, list_folder
+from agl_meta.publishing import publish_rows
 from agl_meta.rows import Rows
 from agl_meta.saved import SavedRecords
 from agl_meta.storage import (
@@ -35,7 +37,6 @@ from agl_meta.storage import (
     SUMMARY_FILE,
     SUMMARY_SCHEMA,
     publish,
-    publish_file,
     write_all,
 )
 from agl_meta.verdict import (
@@ -58,27 +59,37 @@ class PassRecorder:
         about: what the summary says first: run, step, epoch, split, reason.
         is_published: whether rows and summary appear in the folder; if not, the rows stand in a
             temporary file until :meth:`discard`.
+        is_compressed: whether the rows are compressed when they are published.
     """
 
-    def __init__(self, folder: Path | None, about: Mapping[str, Any], *, is_published: bool = True) -> None:
+    def __init__(
+        self,
+        folder: AnyPath | None,
+        about: Mapping[str, Any],
+        *,
+        is_published: bool = True,
+        is_compressed: bool = False,
+    ) -> None:
         self._folder = folder
         self._target = folder if is_published else None
+        self._rows_file = PREDICTIONS_FILE + COMPRESSED if is_compressed else PREDICTIONS_FILE
         self._about = dict(about)
         self._is_train = about["split"] == "train"
         self._tally = Tally()
         self._batch = Tally()
         self._differences: list[dict[str, Any]] = []
-        self._unreadable: dict[tuple[str, int | None], dict[str, Any]] = {}
+        self._saved = SavedRecords(None if folder is None else folder / SHARDS)
         self._failures: list[str] = []
         self._faults_before = faults.counts()
         self._superseded = 0
         self._seconds = 0.0
         self._offsets = array.array("q", [0])
         name = f"{PREDICTIONS_FILE}.{secrets.token_hex(6)}.tmp"
-        self._temporary = Path(self._target or tempfile.gettempdir(), name)
+        is_beside = isinstance(self._target, Path)
+        self._temporary = Path(str(self._target) if is_beside else tempfile.gettempdir(), name)
         self._has_published_rows = False
         # In the folder for temporary files others look, too.
-        rights = 0o600 if self._target is None else 0o666
+        rights = 0o666 if is_beside else 0o600
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._descriptor: int | None = os.open(self._temporary, flags, rights)
 
@@ -99,18 +110,15 @@ class PassRecorder:
         """
         first = len(self._offsets) - 1
         self._batch = Tally()
-        with SavedRecords(None if self._folder is None else self._folder / SHARDS) as saved:
-            for rollout_id, found in results.items():
-                for result in found:
-                    saved.add_lines(result.emitted, f"spans of {rollout_id}")
-            own_files = self._own_files()
-            placed = sorted(((task.context(), task) for task in queued), key=lambda pair: _place(pair[0]))
-            for context, task in placed:
-                came, records = results.get(task.rollout_id, ()), saved.of(task.rollout_id)
-                self._write(assemble_row(task, context, came, records, own_files))
-        # A further batch reads the same shards anew; what was being written then may be whole now.
-        before = {key: each for key, each in self._unreadable.items() if key[0] not in saved.files}
-        self._unreadable = before | {(each["file"], each["line"]): each for each in saved.unreadable}
+        self._saved.look()
+        for rollout_id, found in results.items():
+            for result in found:
+                self._saved.add_lines(result.emitted, f"spans of {rollout_id}")
+        own_files = self._own_files()
+        placed = sorted(((task.context(), task) for task in queued), key=lambda pair: _place(pair[0]))
+        for context, task in placed:
+            came, records = results.get(task.rollout_id, ()), self._saved.of(task.rollout_id)
+            self._write(assemble_row(task, context, came, records, own_files))
         return self._rows(first)
 
     def fail(self, cause: BaseException) -> None:
@@ -143,7 +151,7 @@ class PassRecorder:
         if self._folder is None:
             return frozenset()
         try:
-            return frozenset(os.listdir(self._folder / FILES))
+            return frozenset(entry.name for entry in list_folder(self._folder / FILES))
         except FileNotFoundError:
             return frozenset()
         except OSError as error:
@@ -152,7 +160,7 @@ class PassRecorder:
 
     def _rows(self, first: int = 0) -> Rows:
         # In this order: a file that somebody put under the final name is not what the offsets belong to.
-        final = [] if self._target is None else [self._target / PREDICTIONS_FILE]
+        final = [] if self._target is None else [self._target / self._rows_file]
         return Rows([self._temporary, *final], self._offsets[first:], first + 1)
 
     # ----------------------------------------------------------------------------------- summary
@@ -173,6 +181,7 @@ class PassRecorder:
             except OSError as error:
                 faults.record("publishing the rows of a pass", error)
                 self.fail(error)
+                self._failures.append(f"the rows were left in {self._temporary}")
         counts = self._tally.counts()
         lost, rewards = self._tally.lost(), self._tally.rewards()
         self._warn(lost, rewards)
@@ -190,7 +199,7 @@ class PassRecorder:
             "metrics": None if metrics is None else {name: _plain(metrics[name]) for name in metrics},
             "differences": self._differences,
             "lost": lost,
-            "unreadable": list(self._unreadable.values()),
+            "unreadable": self._saved.unreadable,
             "faults": {
                 name: count - self._faults_before.get(name, 0)
                 for name, count in faults.counts().items()
@@ -202,7 +211,7 @@ class PassRecorder:
         encoded = encode(summary)
         if self._target is not None:
             pretty = orjson.dumps(orjson.loads(encoded), option=orjson.OPT_INDENT_2)
-            publish(str(self._target / SUMMARY_FILE), pretty + b"\n")
+            publish(self._target / SUMMARY_FILE, pretty + b"\n")
         return dict(decode(orjson.loads(encoded)))
 
     def _warn(self, lost: Mapping[str, int], rewards: Mapping[str, Any]) -> None:
@@ -220,8 +229,7 @@ class PassRecorder:
     def _publish_rows(self) -> None:
         if self._target is None or self._descriptor is None or self._has_published_rows:
             return
-        os.fsync(self._descriptor)
-        publish_file(str(self._temporary), str(self._target / PREDICTIONS_FILE))
+        publish_rows(self._temporary, self._target / self._rows_file)
         self._has_published_rows = True  # closing may be tried again, after a summary that found no room
 
     @contextlib.contextmanager
@@ -238,11 +246,12 @@ class PassRecorder:
         return self._rows()
 
     def discard(self) -> None:
-        """Nothing more comes; deletes the rows of a pass that is not published."""
+        """Nothing more comes; deletes the temporary file, unless it holds all that there is of the rows."""
+        self._saved.close()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-        if self._target is None:
+        if self._target is None or self._has_published_rows:
             self._temporary.unlink(missing_ok=True)
 
 

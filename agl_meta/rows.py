@@ -6,12 +6,11 @@ tagged by :mod:`agl_meta.encoding`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO, overload
 
 import attrs
-import orjson
 
 from agl_meta.context import TrainingContext
 from agl_meta.decoding import decode
@@ -19,7 +18,9 @@ from agl_meta.describing import describe
 from agl_meta.encoding import encode
 from agl_meta.encoding_objects import TAG, is_text
 from agl_meta.errors import RecordError
+from agl_meta.files import AnyPath, load_json, open_file
 from agl_meta.records import CONTEXT_FIELDS, DAMAGE, context_in, context_values, plain_object
+from agl_meta.remote import store_errors
 
 ROW_SCHEMA = 1
 """Version of the row. A reader refuses any other by name."""
@@ -119,13 +120,10 @@ def grouped(values: Iterable[tuple[str, bytes]]) -> bytes:
     return b'{"%b":"dict","v":[%b]}' % (TAG.encode(), b",".join(b"[%b,%b]" % pair for pair in pairs))
 
 
-def parse_row(line: bytes, path: Path, number: int) -> Row:
+def parse_row(line: bytes | None, path: AnyPath, number: int) -> Row:
     """Read one line back. Raises :class:`RecordError` that names ``path`` and ``number``."""
     where = f"{path}, line {number}"
-    try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise RecordError(f"{where}: not JSON ({error}); expected one row.") from error
+    record = load_json(line, where, "one row")
     schema = record.get("schema") if isinstance(record, dict) else None
     if schema != ROW_SCHEMA:
         raise RecordError(
@@ -157,7 +155,7 @@ class Rows(Sequence[Row]):
     """
 
     def __init__(
-        self, paths: Sequence[Path] = (), offsets: Sequence[int] = (0,), first_line: int = 1
+        self, paths: Sequence[AnyPath] = (), offsets: Sequence[int] = (0,), first_line: int = 1
     ) -> None:
         self._paths = tuple(paths)
         self._offsets = offsets
@@ -174,29 +172,29 @@ class Rows(Sequence[Row]):
         if isinstance(index, slice):
             return [self[position] for position in range(*index.indices(len(self)))]
         position = range(len(self))[index]
-        with self._open() as file:
+        path, file = self._open()
+        with file, store_errors():
             file.seek(self._offsets[position])
-            return self._read(file, position)
+            return self._read(file, path, position)
 
     def __iter__(self) -> Iterator[Row]:
         if not len(self):
             return
-        with self._open() as file:
+        path, file = self._open()
+        with file, store_errors():
             file.seek(self._offsets[0])
             for position in range(len(self)):
-                yield self._read(file, position)
+                yield self._read(file, path, position)
 
     def __repr__(self) -> str:
         return f"<{len(self)} rows>"
 
-    def _read(self, file: BinaryIO, position: int) -> Row:
+    def _read(self, file: BinaryIO, path: AnyPath, position: int) -> Row:
         line = file.read(self._offsets[position + 1] - self._offsets[position])
-        return parse_row(line, Path(file.name), self._first_line + position)
+        return parse_row(line, path, self._first_line + position)
 
-    def _open(self) -> BinaryIO:
+    def _open(self) -> tuple[AnyPath, BinaryIO]:
         for path in self._paths[:-1]:
-            try:
-                return path.open("rb")
-            except FileNotFoundError:
-                continue
-        return self._paths[-1].open("rb")
+            with contextlib.suppress(FileNotFoundError):
+                return path, open_file(path)
+        return self._paths[-1], open_file(self._paths[-1])

@@ -9,13 +9,15 @@ import os
 import secrets
 from pathlib import Path
 
-from agl_meta.context import TrainingContext, current_training_context, note_loss
+from agl_meta.context import FSYNC, TrainingContext, current_training_context, note_loss
 from agl_meta.describing import describe
 from agl_meta.emitting import emit_record
 from agl_meta.encoding_images import Attach
 from agl_meta.errors import OutputDirError, StampError
 from agl_meta.faults import faults, is_of_system
+from agl_meta.files import AnyPath
 from agl_meta.records import PREDICTION, record_line
+from agl_meta.remote import is_remote, make_folder, put
 from agl_meta.shards import shard_writers
 from agl_meta.storage import (
     FILES,
@@ -27,6 +29,7 @@ from agl_meta.storage import (
     pinned_root,
     rollout_folder,
     stamped_root,
+    sync_folder,
     write_all,
 )
 
@@ -48,7 +51,7 @@ _NO_PASS_FOLDER = (
 )
 
 
-def save_prediction(value: object, name: str = "prediction") -> Path | None:
+def save_prediction(value: object, name: str = "prediction") -> AnyPath | None:
     """Save ``value`` as it is now, filed under the step, split and rollout that run here.
 
     Any value can be saved; :mod:`agl_meta.encoding` says how. An image of Pillow becomes a file in the
@@ -63,7 +66,7 @@ def save_prediction(value: object, name: str = "prediction") -> Path | None:
     return save_record(current_training_context(), PREDICTION, name, value)
 
 
-def save_record(context: TrainingContext, kind: str, name: str, value: object) -> Path | None:
+def save_record(context: TrainingContext, kind: str, name: str, value: object) -> AnyPath | None:
     """Save a record of any kind, as :func:`save_prediction` does."""
     if context.transport == "store":
         emit_record(context, kind, name, value)
@@ -73,7 +76,7 @@ def save_record(context: TrainingContext, kind: str, name: str, value: object) -
         place = _place(context)
         if not isinstance(place, str):
             line = record_line(context, kind, name, value, _attachments(context, *place))
-            return shard_writers.append(*place, line)
+            return shard_writers.append(*place, line, context.durability == FSYNC)
         cause = place
     except OSError as error:
         if not is_of_system(error):
@@ -83,7 +86,7 @@ def save_record(context: TrainingContext, kind: str, name: str, value: object) -
     return None
 
 
-def current_step_dir() -> Path:
+def current_step_dir() -> AnyPath:
     """The folder of the pass that runs here, made on first use: ``…/global_step_40/val``.
 
     Shared by all rollouts of the pass; for files of one rollout see :func:`current_rollout_dir`.
@@ -93,7 +96,7 @@ def current_step_dir() -> Path:
     return _make_folder(current_training_context(), ())
 
 
-def current_rollout_dir() -> Path:
+def current_rollout_dir() -> AnyPath:
     """A folder of this rollout's own, made on first use: ``…/global_step_40/val/files/<rollout>``.
 
     A further attempt of the same rollout gets a folder of its own, with the number of the attempt
@@ -113,11 +116,10 @@ def _attachments(context: TrainingContext, root: str, folder: tuple[str, ...]) -
     def attach(name: str, content: bytes) -> str | None:
         below = _own_folder(context)
         try:
-            descriptor = open_folder(root, (*folder, *below))
-            try:
-                _write_file(descriptor, name, content)
-            finally:
-                os.close(descriptor)
+            if is_remote(root):
+                put("/".join((root, *folder, *below, name)), content)
+            else:
+                _write_file(root, (*folder, *below), name, content, context.durability == FSYNC)
         except (OSError, StampError) as error:
             if isinstance(error, OSError) and not is_of_system(error):
                 raise
@@ -128,28 +130,42 @@ def _attachments(context: TrainingContext, root: str, folder: tuple[str, ...]) -
     return attach
 
 
-def _write_file(folder: int, name: str, content: bytes) -> None:
+def _write_file(root: str, parts: tuple[str, ...], name: str, content: bytes, is_synced: bool) -> None:
     """Write a file named after its content; one that is there holds the same."""
+    folder = open_folder(root, parts)
+    try:
+        _write_file_in(folder, name, content, is_synced)
+    finally:
+        os.close(folder)
+
+
+def _write_file_in(folder: int, name: str, content: bytes, is_synced: bool) -> None:
     temporary = f"{name}.{secrets.token_hex(6)}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
     try:
         try:
             write_all(descriptor, content)
+            if is_synced:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        if is_synced:
+            sync_folder(folder)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
         raise
 
 
-def _make_folder(context: TrainingContext, below: tuple[str, ...]) -> Path:
+def _make_folder(context: TrainingContext, below: tuple[str, ...]) -> AnyPath:
     place = _place(context)
     if isinstance(place, str):
         raise OutputDirError(place)
     root, folder = place
+    if is_remote(root):
+        return make_folder("/".join((root, *folder, *below)))
     os.close(open_folder(root, (*folder, *below)))
     return Path(root, *folder, *below)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import fcntl
+import itertools
 import os
 import re
 import secrets
@@ -16,20 +17,29 @@ import threading
 from pathlib import Path
 
 from agl_meta.faults import faults, is_of_system
+from agl_meta.files import AnyPath
 from agl_meta.forks import PerProcess
-from agl_meta.storage import SHARDS, open_folder, write_all
+from agl_meta.remote import is_remote, put, remote_path
+from agl_meta.storage import SHARDS, open_folder, sync_folder, write_all
 
 SHARD_SUFFIX = ".jsonl"
 
 _MAX_OPEN = 16
 
 
-class ShardWriter:
-    """Appends lines to one new file in a folder below ``root``; for one thread at a time."""
+def _writer_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())[:60] or "host"
+    return f"{host}.{os.getpid()}.{secrets.token_hex(6)}"
 
-    def __init__(self, root: str, folder: tuple[str, ...]) -> None:
-        host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())[:60] or "host"
-        name = f"{host}.{os.getpid()}.{secrets.token_hex(6)}{SHARD_SUFFIX}"
+
+class ShardWriter:
+    """Appends lines to one new file in a folder below ``root``; for one thread at a time.
+
+    ``is_synced`` says whether each line is to survive a power loss, too.
+    """
+
+    def __init__(self, root: str, folder: tuple[str, ...], is_synced: bool = False) -> None:
+        name = f"{_writer_name()}{SHARD_SUFFIX}"
         directory = open_folder(root, folder)
         try:
             # umask narrows the rights as for any other file of this user.
@@ -39,16 +49,21 @@ class ShardWriter:
                 0o666,
                 dir_fd=directory,
             )
+            if is_synced:
+                sync_folder(directory)
         finally:
             os.close(directory)
         self._descriptor = _above_standard(descriptor)
         self._identity = _identity(os.fstat(self._descriptor))
         self._flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        self._is_synced = is_synced
         self.path = Path(root, *folder, name)
 
     def append(self, line: bytes) -> None:
         """Write one line, which ends with its newline, in one call. Raises :class:`OSError`."""
         write_all(self._descriptor, line)
+        if self._is_synced:
+            os.fsync(self._descriptor)
 
     def is_usable(self) -> bool:
         """Whether the file is still open and there, so that what is appended can be read."""
@@ -111,34 +126,43 @@ class ShardWriters:
     def __init__(self) -> None:
         self._lock = PerProcess(threading.RLock)
         self._is_busy = PerProcess(lambda: False)
-        self._writers: PerProcess[collections.OrderedDict[tuple[str, ...], ShardWriter]] = PerProcess(
+        self._writers: PerProcess[collections.OrderedDict[tuple[object, ...], ShardWriter]] = PerProcess(
             collections.OrderedDict
         )
+        self._name = PerProcess(_writer_name)
+        self._number = itertools.count()
 
-    def append(self, root: str, folder: tuple[str, ...], line: bytes) -> Path:
+    def append(self, root: str, folder: tuple[str, ...], line: bytes, is_synced: bool = False) -> AnyPath:
         """Append to this process's shard in ``root/folder…/shards``; returns the file's path.
 
         Raises :class:`OSError`. After one, the next call starts a new file: a line that was cut
-        short stays the last of its file and is reported by readers.
+        short stays the last of its file and is reported by readers. In a remote store each line is a file
+        of its own.
         """
+        if is_remote(root):
+            url = "/".join(
+                [root, *folder, SHARDS, f"{self._name.value}.{next(self._number):09d}{SHARD_SUFFIX}"]
+            )
+            put(url, line)
+            return remote_path(url)
         with self._lock.value:
             if self._is_busy.value:
-                return _append_alone(root, folder, line)
+                return _append_alone(root, folder, line, is_synced)
             try:
                 self._is_busy.value = True
-                return self._append(root, folder, line)
+                return self._append(root, folder, line, is_synced)
             finally:
                 self._is_busy.value = False
 
-    def _append(self, root: str, folder: tuple[str, ...], line: bytes) -> Path:
-        key = (root, *folder)
+    def _append(self, root: str, folder: tuple[str, ...], line: bytes, is_synced: bool) -> Path:
+        key = (is_synced, root, *folder)
         writers = self._writers.value
         writer = writers.get(key)
         if writer is not None and not writer.is_usable():
             _close(writers.pop(key))
             writer = None
         if writer is None:
-            writer = writers[key] = ShardWriter(root, (*folder, SHARDS))
+            writer = writers[key] = ShardWriter(root, (*folder, SHARDS), is_synced)
             if len(writers) > _MAX_OPEN:
                 _close(writers.popitem(last=False)[1])
         writers.move_to_end(key)
@@ -150,8 +174,8 @@ class ShardWriters:
         return writer.path
 
 
-def _append_alone(root: str, folder: tuple[str, ...], line: bytes) -> Path:
-    writer = ShardWriter(root, (*folder, SHARDS))
+def _append_alone(root: str, folder: tuple[str, ...], line: bytes, is_synced: bool) -> Path:
+    writer = ShardWriter(root, (*folder, SHARDS), is_synced)
     try:
         writer.append(line)
     finally:

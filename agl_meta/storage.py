@@ -10,6 +10,9 @@ Layout (the folder name ``global_step_N`` is verl's own, from its checkpoints)::
         summary.json                      written last: counts, metrics, verdict
         late.jsonl                        rows of rollouts that finished after that
 
+In a remote store each record is an object of its own, ``shards/<host>.<pid>.<random>.<number>.jsonl``, and so
+is each late row. ``predictions.jsonl`` may be compressed, and is then called ``predictions.jsonl.zst``.
+
 Only the trainer side creates pass folders, exclusively, so that nothing is ever overwritten.
 """
 
@@ -26,13 +29,15 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from agl_meta.describing import describe
 from agl_meta.encoding_objects import is_text
 from agl_meta.errors import OutputDirError, StampError
+from agl_meta.files import COMPRESSED, AnyPath, any_path, list_folder, open_file
+from agl_meta.remote import checked_url, is_remote, path_text, prepare_remote_root, put_new
 
 OUTPUT_DIR_VARIABLE = "AGL_META_OUTPUT_DIR"
 """Environment variable that names the output folder on this machine, whatever the trainer calls it."""
@@ -64,26 +69,24 @@ class PassFolder(NamedTuple):
     global_step: int
     split: str
     number: int
-    path: Path
+    path: AnyPath
 
 
 # --------------------------------------------------------------------------------------------- root
 
 
 def root_path(output_dir: object, name: str = "output_dir") -> str:
-    """The absolute path of an output folder as a user names it: one way for trainer and runners.
+    """The absolute path or URL of an output folder as a user names it: one way for trainer and runners.
 
     ``~`` is the home folder of this process; a relative path starts from its current directory.
     ``name`` says in messages where the path comes from. Touches no disk. Raises :class:`OutputDirError`.
     """
-    text = os.fspath(output_dir) if isinstance(output_dir, os.PathLike) else output_dir
+    text = path_text(output_dir, name)
     if not isinstance(text, str) or not text or not _is_file_name(text):
         raise OutputDirError(f"{name} is {describe(text, 200)}; expected the path of a folder.")
-    if "://" in text:
-        raise OutputDirError(
-            f"{name} is {describe(text, 200)}; remote file systems are not supported yet. Name a local or "
-            "mounted folder."
-        )
+    text = text.removeprefix("file://")
+    if is_remote(text):
+        return checked_url(text, name)
     if text[0] == "~":
         text = os.path.expanduser(text)
         if text[0] == "~":
@@ -117,6 +120,8 @@ def settle_root() -> None:
 
 def make_root(root: str) -> None:
     """Create the output folder on a runner's machine, unless it is there. Raises :class:`OSError`."""
+    if is_remote(root):
+        return
     try:
         os.stat(root)
     except FileNotFoundError:
@@ -127,12 +132,15 @@ def make_root(root: str) -> None:
 
 
 def prepare_root(output_dir: str | os.PathLike[str], name: str = "output_dir") -> str:
-    """Check and create the output folder; returns its absolute path.
+    """Check and create the output folder; returns its absolute path or URL.
 
     Raises :class:`OutputDirError` when it is a file, can't be written, lies in a folder that looks
-    like a missing mount, or names a remote file system.
+    like a missing mount, or in a remote store that is not known or not there.
     """
     root = root_path(output_dir, name)
+    if is_remote(root):
+        prepare_remote_root(root, name)
+        return root
     shown = describe(root, 200)
     existing = _nearest_existing(root)
     if not os.path.isdir(existing):
@@ -227,31 +235,55 @@ def create_pass(root: str, global_step: int, split: str, info: dict[str, Any]) -
     folder. Raises :class:`OSError`.
     """
     step_folder = f"global_step_{global_step}"
-    _make_folders(os.path.join(root, step_folder))
     number = 1
     while True:
         pass_path = f"{step_folder}/{split}" if number == 1 else f"{step_folder}/{split}.{number}"
-        folder = os.path.join(root, pass_path)
+        document = {"schema": PASS_SCHEMA, "pass_path": pass_path, **info}
+        content = orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
         try:
-            os.mkdir(folder)
-            break
+            if is_remote(root):
+                put_new(f"{root}/{pass_path}/{PASS_FILE}", content)
+            else:
+                _create_local_pass(root, pass_path, content)
+            return pass_path
         except FileExistsError:
             number += 1
+
+
+def _create_local_pass(root: str, pass_path: str, content: bytes) -> None:
+    folder = os.path.join(root, pass_path)
+    _make_folders(os.path.dirname(folder))
+    os.mkdir(folder)
     os.mkdir(os.path.join(folder, SHARDS))
-    document = {"schema": PASS_SCHEMA, "pass_path": pass_path, **info}
-    publish(
-        os.path.join(folder, PASS_FILE),
-        orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
-    )
-    return pass_path
+    publish(Path(folder, PASS_FILE), content)
+    for each in (os.path.dirname(folder), root):
+        sync_folder(each)
 
 
-def publish(path: str, content: bytes) -> None:
+def sync_folder(folder: str | int) -> None:
+    """Make the names in a folder survive a power loss, where its file system can."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC) if isinstance(folder, str) else folder
+        try:
+            os.fsync(descriptor)
+        finally:
+            if descriptor != folder:
+                os.close(descriptor)
+    except OSError:  # some mounts know no fsync of folders
+        pass
+
+
+def publish(target: AnyPath, content: bytes) -> None:
     """Write a file so that readers see all of it or nothing, also after a power loss.
 
     Temporary file, flush, fsync, then a link that refuses to replace what is there (after
-    inspect_ai's ``atomic_write``, which replaces). Raises :class:`OSError`.
+    inspect_ai's ``atomic_write``, which replaces); remotely one request that does. Raises
+    :class:`FileExistsError` and other :class:`OSError`.
     """
+    if not isinstance(target, Path):
+        put_new(str(target), content)
+        return
+    path = str(target)
     temporary = f"{path}.{secrets.token_hex(6)}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
@@ -261,6 +293,7 @@ def publish(path: str, content: bytes) -> None:
         finally:
             os.close(descriptor)
         publish_file(temporary, path)
+        sync_folder(os.path.dirname(path))
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
@@ -334,9 +367,14 @@ def _is_link(name: str, folder: int) -> bool:
 def stamped_root(output_dir: str) -> str:
     """The output folder as stamped, unchanged.
 
-    Raises :class:`StampError` for anything but an absolute path: the stamp came over the network, and
-    another process's current directory means nothing here.
+    Raises :class:`StampError` for anything but an absolute path or the URL of a store: the stamp came over
+    the network, and another process's current directory means nothing here.
     """
+    if is_remote(output_dir):
+        try:
+            return checked_url(output_dir, "the rollout's output folder")
+        except OutputDirError as error:
+            raise StampError(f"{error} Nothing is written to it.") from error
     if not output_dir.startswith(os.sep) or not _is_file_name(output_dir):
         raise StampError(
             f"The rollout is stamped with the output folder {describe(output_dir, 200)}; expected an "
@@ -383,45 +421,39 @@ def rollout_folder(rollout_id: str, attempt_number: int | None) -> str:
 # ----------------------------------------------------------------------------------- reader's side
 
 
-def _raise(step: int, folder: str, error: OSError) -> None:
+def open_rows(folder: AnyPath) -> BinaryIO:
+    """Open the rows of an assembled pass, compressed or not. Raises :class:`OSError`."""
+    try:
+        return open_file(folder / PREDICTIONS_FILE)
+    except FileNotFoundError:
+        return open_file(folder / (PREDICTIONS_FILE + COMPRESSED))
+
+
+def _raise(step: int, folder: AnyPath, error: OSError) -> None:
     raise error
 
 
 def find_passes(
-    root: str | os.PathLike[str], unreadable: Callable[[int, str, OSError], None] = _raise
+    root: str | os.PathLike[str] | AnyPath, unreadable: Callable[[int, AnyPath, OSError], None] = _raise
 ) -> Iterator[PassFolder]:
     """All pass folders of an output directory, in numeric order of steps.
 
-    ``unreadable`` is told of each folder below the root that can't be looked at (no rights, gone meanwhile):
-    step, path and why. The others are found all the same.
+    ``unreadable`` is told of each step whose folder can't be listed (no rights, gone meanwhile): step, path
+    and why. The others are found all the same.
     """
     found = []
-    for step_match, step_path, error in _folders(root, _STEP_FOLDER):
-        step = int(step_match[1])
+    for step in list_folder(any_path(root)):
+        step_match = _STEP_FOLDER.fullmatch(step.name)
+        if step_match is None or not step.is_dir:
+            continue
+        number = int(step_match[1])
         try:
-            if error is not None:
-                raise error
-            for match, path, error in _folders(step_path, _PASS_FOLDER):
-                if error is not None:
-                    unreadable(step, path, error)
-                else:
-                    found.append(PassFolder(step, match[1], int(match[2] or 1), Path(path)))
+            entries = list_folder(step.path)
         except OSError as error:
-            unreadable(step, step_path, error)
-    yield from sorted(found)
-
-
-def _folders(
-    above: str | os.PathLike[str], names: re.Pattern[str]
-) -> Iterator[tuple[re.Match[str], str, OSError | None]]:
-    """The folders with such names, each with why it is not known whether it is one, if so."""
-    with os.scandir(above) as entries:
+            unreadable(number, step.path, error)
+            continue
         for entry in entries:
-            match = names.fullmatch(entry.name)
-            if match is None:
-                continue
-            try:
-                if entry.is_dir():
-                    yield match, entry.path, None
-            except OSError as error:  # a link that leads round in a circle, say
-                yield match, entry.path, error
+            match = _PASS_FOLDER.fullmatch(entry.name)
+            if match is not None and entry.is_dir:
+                found.append(PassFolder(number, match[1], int(match[2] or 1), entry.path))
+    yield from sorted(found)

@@ -15,6 +15,7 @@ from agl_meta.callbacks import Callback
 from agl_meta.describing import describe, describe_error
 from agl_meta.errors import ConfigurationError
 from agl_meta.ports import check_v0_port
+from agl_meta.remote import path_text
 from agl_meta.storage import find_root
 from agl_meta.verl.daemon import TrainingContextDaemon
 from agl_meta.verl.progress import stderr_is_terminal
@@ -32,7 +33,8 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
             below, too; an argument wins.
         trainer_cls: a trainer with :class:`agl_meta.verl.TrainingContextTrainerMixin`.
         daemon_cls: a daemon with :class:`agl_meta.verl.TrainingContextDaemonMixin`.
-        output_dir: folder for what rollouts save, on a file system that the runners share. A relative
+        output_dir: folder for what rollouts save, on a file system that the runners share, or the URL of one
+            in a remote store (``s3://bucket/runs/sql``), which needs ``agl_meta[remote]``. A relative
             path is taken from the current directory. ``None``: what ``AGL_META_OUTPUT_DIR`` names, or else
             tasks are stamped and nothing is saved.
         callbacks: called in the trainer's process, a Ray actor, while the training goes on.
@@ -41,6 +43,10 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         transport: how what rollouts save travels: ``"files"``, which runners write into ``output_dir``, or
             ``"store"``, as spans through upstream's store (v0: with the posted rollout), for runners that
             do not see that folder; it then stands in the rows of assembled passes.
+        durability: what a saved record outlives: ``"process"``, the death of the process that wrote it at any
+            moment, or ``"fsync"``, a power loss, too; then saving waits for the disk each time.
+        compression: ``"zstd"`` for ``predictions.jsonl.zst`` instead of ``predictions.jsonl``, which readers
+            read alike; needs ``agl_meta[zstd]``.
         record_train: assemble ``predictions.jsonl`` and ``summary.json`` of training passes, too, and not
             only of evaluations.
         keep_special_tokens: show the tokenizer's special tokens in the text of turns.
@@ -66,6 +72,8 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         callbacks: Sequence[Callback] = (),
         sample_key: str | None = None,
         transport: str | None = None,
+        durability: str | None = None,
+        compression: str | None = None,
         record_train: bool = False,
         keep_special_tokens: bool = False,
         dry_run: bool = False,
@@ -80,9 +88,11 @@ class VERL(UpstreamVERL):  # type: ignore[misc]
         super().__init__(config, trainer_cls, daemon_cls)
         self.callbacks = tuple(callbacks)
         given = {
-            "output_dir": None if output_dir is None else os.fspath(output_dir),
+            "output_dir": None if output_dir is None else path_text(output_dir, "output_dir"),
             "sample_key": sample_key,
             "transport": transport,
+            "durability": durability,
+            "compression": compression,
             "record_train": record_train or None,
             "keep_special_tokens": keep_special_tokens or None,
             "dry_run": dry_run or None,

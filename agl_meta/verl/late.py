@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import collections
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agl_meta.assembly import Result, late_line
 from agl_meta.faults import faults
+from agl_meta.files import AnyPath, any_path, read_lines
+from agl_meta.remote import put
 from agl_meta.rows import TIMEOUT
-from agl_meta.storage import LATE_FILE, PREDICTIONS_FILE, write_all
+from agl_meta.storage import LATE_FILE, open_rows, write_all
 from agl_meta.verl.results import Texts, in_loop, result_v0, result_v1
 
 _MAX_KNOWN = 200_000
@@ -103,13 +106,16 @@ class LateResults:
         if path is None:  # so late that it is known no more
             faults.record("filing a late rollout", "its pass is too long ago")
             return
-        folder = Path(self._root, path)
-        row = _find_row(folder / PREDICTIONS_FILE, rollout_id)
+        folder = any_path(self._root) / path
+        row = _find_row(folder, rollout_id)
         if row is None:
             faults.record("filing a late rollout", f"its pass {folder} has no row of it")
             return
         line = late_line(row, result, folder)
         # One writer: only the run that made the pass knows these ids.
+        if not isinstance(folder, Path):
+            put(str(folder / f"late.{secrets.token_hex(6)}.jsonl"), line)
+            return
         descriptor = os.open(
             folder / LATE_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
         )
@@ -119,7 +125,8 @@ class LateResults:
             os.close(descriptor)
 
 
-def _find_row(path: Path, rollout_id: str) -> bytes | None:
-    text = rollout_id.encode("utf-8", "replace")
-    with path.open("rb") as lines:
-        return next((line for line in lines if b'"rollout_id":"%b"' % text in line), None)
+def _find_row(folder: AnyPath, rollout_id: str) -> bytes | None:
+    text = b'"rollout_id":"%b"' % rollout_id.encode("utf-8", "replace")
+    with open_rows(folder) as file:
+        contents = (line.content for line in read_lines(file))
+        return next((content for content in contents if content is not None and text in content), None)

@@ -16,6 +16,7 @@ import orjson
 from agl_meta.context import STAMP_SCHEMA, split_name
 from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
+from agl_meta.files import AnyPath, any_path
 from agl_meta.recorder import PassRecorder
 from agl_meta.rows import Rows
 from agl_meta.sample_keys import SampleNamer
@@ -56,11 +57,11 @@ class Run:
         self._started_at = _now()
 
     @property
-    def folder(self) -> Path | None:
+    def folder(self) -> AnyPath | None:
         """Folder of the open pass."""
         if self.root is None or self.open_pass is None or self.open_pass.pass_path is None:
             return None
-        return Path(self.root, self.open_pass.pass_path)
+        return any_path(self.root) / self.open_pass.pass_path
 
     def assemble(self, daemon: Any) -> Rows:
         """Publish the open pass, and what came late of former ones; gives its rows.
@@ -131,6 +132,7 @@ class Run:
             "pass_path": current.pass_path,
             "is_recorded": current.recorder is not None,
             "transport": self.settings.transport,
+            "durability": self.settings.durability,
         }
         current.batch = Batch(current, position, entry, self.late, self.settings.keep_special_tokens)
         return current.batch
@@ -148,8 +150,13 @@ class Run:
             "reason": position.reason,
         }
         with faults.guard("opening the rows of a pass"):
-            folder = None if path is None or self.root is None else Path(self.root, path)
-            return PassRecorder(folder, about, is_published=is_published)
+            folder = None if path is None or self.root is None else any_path(self.root) / path
+            return PassRecorder(
+                folder,
+                about,
+                is_published=is_published,
+                is_compressed=self.settings.compression is not None,
+            )
         return None
 
     def _create_pass(self, position: Position, expected: dict[str, int], mode: str) -> str | None:
@@ -180,12 +187,13 @@ class Run:
             return None
 
     def _note_further_batch(
-        self, path: Path, current: OpenPass, position: Position, expected: dict[str, int]
+        self, path: AnyPath, current: OpenPass, position: Position, expected: dict[str, int]
     ) -> None:
         try:
-            path.mkdir(exist_ok=True)
+            if isinstance(path, Path):
+                path.mkdir(exist_ok=True)
             content = orjson.dumps({"batch_index": position.batch_index, **expected})
-            publish(str(path / f"{current.batches + 1}.json"), content + b"\n")
+            publish(path / f"{current.batches + 1}.json", content + b"\n")
         except OSError as error:
             faults.record("noting a further batch of a pass", error)
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import attrs
 
+from agl_meta.context import FSYNC
 from agl_meta.errors import ConfigurationError
 
 NODE = "agl_meta"
 TRANSPORTS = ("files", "store")
+DURABILITIES = ("process", FSYNC)
+COMPRESSIONS = (None, "zstd")
 
 
 @attrs.frozen(kw_only=True)
@@ -22,6 +26,10 @@ class Settings:
     """Field of the samples that names them; ``None`` for a hash of their content."""
     transport: str = "files"
     """How what rollouts save travels: ``"files"``, or ``"store"``."""
+    durability: str = "process"
+    """What a saved record outlives: ``"process"``, or ``"fsync"`` for a power loss, too."""
+    compression: str | None = None
+    """How assembled rows are compressed: ``None``, or ``"zstd"``."""
     record_train: bool = False
     """Whether training passes are assembled, too, and not only evaluations."""
     keep_special_tokens: bool = False
@@ -56,5 +64,20 @@ class Settings:
             raise ConfigurationError(
                 f"transport is {settings.transport!r}; expected one of {', '.join(TRANSPORTS)}: files that "
                 "runners write into output_dir, or the store, for runners that do not see that folder."
+            )
+        if settings.durability not in DURABILITIES:
+            raise ConfigurationError(
+                f"durability is {settings.durability!r}; expected one of {', '.join(DURABILITIES)}: what a "
+                "saved record outlives, the death of its process or a power loss, too."
+            )
+        if settings.compression not in COMPRESSIONS:
+            raise ConfigurationError(
+                f"compression is {settings.compression!r}; expected None, or 'zstd' for "
+                "predictions.jsonl.zst."
+            )
+        if settings.compression and importlib.util.find_spec("zstandard") is None:
+            raise ConfigurationError(
+                "compression is 'zstd', and the package zstandard is not installed. Install agl_meta[zstd], "
+                "or leave compression out."
             )
         return settings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,6 +11,7 @@ from agl_meta.callbacks import Callback, CallbackList, FitEvent, PassEvent
 from agl_meta.context import split_name
 from agl_meta.errors import ConfigurationError
 from agl_meta.faults import faults
+from agl_meta.files import any_path
 from agl_meta.rows import Rows
 from agl_meta.storage import find_root
 from agl_meta.verl.batches import Batch
@@ -105,7 +105,7 @@ class TrainingContextTrainerMixin:
         self.train_dataloader.restart()
         event = FitEvent(
             run_id=run.run_id,
-            output_dir=None if self._agl_root is None else Path(self._agl_root),
+            output_dir=None if self._agl_root is None else any_path(self._agl_root),
             trainer=self,
         )
         self._agl_callbacks.call("on_fit_start", event)

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agl_meta
+from agl_meta import assembly
 from agl_meta.assembly import Queued, Result, late_line
 from agl_meta.context import TrainingContext
 from agl_meta.faults import faults
@@ -650,14 +651,21 @@ def test_value_that_would_spoil_its_row(tmp_path: Path) -> None:
         b'{"$agl":"int","v":"zz"}',
         b'{"$agl":"part","v":1}',
         b"[" * 600 + b"]" * 600,
-        # The value is read again as the end of its line.
-        b'1,"x":2',
-        b'1,"value":2',
     ]
     shard = b"".join(good.replace(b'"value":"good"', b'"value":' + value) for value in bad) + good
     ((row,), summary) = assemble(folder_of(tmp_path, shard), [queued("a")], {"a": [result()]})
     assert row.predictions == {"prediction": ["good"]}
-    assert [each["line"] for each in summary["unreadable"]] == [1, 2, 3, 4, 5, 6, 7]
+    assert [each["line"] for each in summary["unreadable"]] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("value", [b'1,"x":2', b'1,"value":2'])
+def test_value_that_is_not_last_or_stands_twice(tmp_path: Path, value: bytes) -> None:
+    """Whatever is made of it, its row can be read and other records are there."""
+    odd = saved_line("a", "odd").replace(b'"value":"odd"', b'"value":' + value)
+    shard = odd + saved_line("a", "good")
+    ((row,), summary) = assemble(folder_of(tmp_path, shard), [queued("a")], {"a": [result()]})
+    assert row.predictions["prediction"][-1] == "good"
+    assert len(row.predictions["prediction"]) + len(summary["unreadable"]) == 2
 
 
 def test_name_of_the_value_in_an_id(tmp_path: Path) -> None:
@@ -668,6 +676,21 @@ def test_name_of_the_value_in_an_id(tmp_path: Path) -> None:
     ((row,), summary) = assemble(folder_of(tmp_path, odd + good), [queued("a")], {"a": [result()]})
     assert row.predictions["prediction"] in (["good"], ["good", "good"])
     assert len(row.predictions["prediction"]) + len(summary["unreadable"]) == 2
+
+
+@pytest.mark.parametrize(("limit", "kept"), [("MAX_SAVED_BYTES", 4), ("MAX_SAVED_VALUES", 9)])
+def test_more_than_a_row_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, kept: int
+) -> None:
+    """What has no room stands in the shards; the row says so, and can be read."""
+    monkeypatch.setattr(assembly, limit, 1000)
+    lines = [saved_line("r", [n] * 110) for n in range(12)] + [saved_line("r", [5] * 110, attempt=2)]
+    rows, _ = assemble(folder_of(tmp_path, *lines), [queued("r")], {"r": [result(1)]})
+    saved = [*rows[0].predictions["prediction"], *rows[0].superseded[0]["predictions"]["prediction"]]
+    assert saved[:kept] == [[n] * 110 for n in range(kept)]
+    assert [value.why[:12] for value in saved[kept:]] == ["the row has "] * (13 - kept)
+    found = [p.value for p in agl_meta.read_predictions(tmp_path)]
+    assert sorted(found) == sorted([[n] * 110 for n in [*range(12), 5]])
 
 
 def test_a_foreign_file_is_reported_in_short(tmp_path: Path) -> None:

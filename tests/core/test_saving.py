@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import resource
@@ -76,6 +77,45 @@ def test_value_at_the_time_of_the_call(tmp_path: Path) -> None:
         save_prediction(value)
     assert [len(p.value["messages"]) for p in read(tmp_path)] == [1, 2]
     assert [p.sequence for p in read(tmp_path)] == sorted({p.sequence for p in read(tmp_path)})
+
+
+def test_durability(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``fsync`` each record is on the disk before the call returns, and so is the name of its file."""
+    synced: list[os.stat_result] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with rollout(tmp_path):
+        save_prediction("not asked for")
+    assert synced == []
+    with rollout(tmp_path, durability="fsync"):
+        for n in range(3):
+            path = save_prediction(n)
+            assert path is not None
+            found = path.stat()
+            assert (synced[-1].st_ino, synced[-1].st_size) == (found.st_ino, found.st_size)
+    assert [each.st_ino for each in synced].count(path.parent.stat().st_ino) == 1
+    assert len(synced) == 4
+    assert [p.value for p in read(tmp_path)] in (["not asked for", 0, 1, 2], [0, 1, 2, "not asked for"])
+
+
+def test_a_disk_that_fails_late_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``fsync`` refuses is not acknowledged."""
+
+    def broken(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with rollout(tmp_path, durability="fsync"):
+        assert save_prediction(1) is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", broken)
+            assert save_prediction(2) is None
+        assert save_prediction(3) is not None
+    assert {1, 3} <= {p.value for p in read(tmp_path)}
 
 
 def test_names_of_any_kind(tmp_path: Path) -> None:
@@ -400,7 +440,7 @@ class TestVariable:
         assert (cause, times) == ("saving a prediction: No such file or directory", 1)
         assert [p.value for p in read(tmp_path / "runs")] == [2]
 
-    @pytest.mark.parametrize("text", ["s3://bucket/run", "~no-such-user-here/runs"])
+    @pytest.mark.parametrize("text", ["ftp://host/run", "~no-such-user-here/runs"])
     def test_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         """What names no folder is refused by the name of the variable, and nothing is created."""
         monkeypatch.chdir(tmp_path)

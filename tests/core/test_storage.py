@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import unicodedata
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import agl_meta
 from agl_meta.errors import OutputDirError, StampError
 from agl_meta.storage import (
     OUTPUT_DIR_VARIABLE,
@@ -24,7 +26,9 @@ from agl_meta.storage import (
     prepare_root,
     publish,
     safe_name,
+    stamped_root,
 )
+from tests.core.children import as_nobody
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +70,40 @@ class TestRoot:
             prepare_root(path)
         assert not os.path.exists(path)
 
-    def test_remote(self) -> None:
-        """A remote root is refused rather than created as a local folder named ``s3:``."""
-        with pytest.raises(OutputDirError, match="remote file systems are not supported"):
-            prepare_root("s3://bucket/run")
+    @pytest.mark.parametrize(
+        "url",
+        [
+            *("ftp://host/run", "http://host/run", "S3://bucket/run", "://bucket", "s3:///", "s3://"),
+            *("simplecache::s3://bucket/run", "s3://bucket/run::s3://other/run", "zip://a::file://b"),
+            *("s3://bucket/../other", "s3://bucket/./run", "s3://bucket/a*", "s3://bucket/a?versionId=1"),
+            *("s3://bucket/a\nb", "s3://bucket/\u202ea", "reference://x", "github://user:repo@main/x"),
+        ],
+    )
+    def test_no_folder_of_a_store(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+        """A URL that names no folder to write to is refused, and not created as a local one."""
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(OutputDirError, match="output_dir is .*expected a "):
+            prepare_root(url)
+        with pytest.raises(StampError, match="expected a.*Nothing is written to it"):
+            stamped_root(url)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_no_password(self) -> None:
+        """It would be written to stamps and logs; the message does not repeat it."""
+        with pytest.raises(OutputDirError, match="a URL with a password") as caught:
+            prepare_root("hdfs://me:secret@host/run")
+        assert "secret" not in str(caught.value)
+
+    def test_store_without_its_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "fsspec", None)
+        monkeypatch.setitem(sys.modules, "upath", None)
+        for use in (prepare_root, agl_meta.read_predictions):
+            with pytest.raises(OutputDirError, match=r"Install agl_meta\[remote\]"):
+                use("gs://bucket/run")
+
+    def test_file_url(self, tmp_path: Path) -> None:
+        assert prepare_root(f"file://{tmp_path}/runs") == str(tmp_path / "runs")
+        assert (tmp_path / "runs").is_dir()
 
     @pytest.mark.parametrize("path", ["", "a\0b", "/runs/\ud800", 5, True, b"runs", ["runs"]])
     def test_no_path(self, path: Any) -> None:
@@ -91,7 +125,7 @@ class TestRoot:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("pinned", [None, "{tmp}/here"])
-    @pytest.mark.parametrize("path", ["s3://bucket/run", "a\0b", "~no-such-user/x", "/runs/\udcff", 5])
+    @pytest.mark.parametrize("path", ["ftp://host/run", "a\0b", "~no-such-user/x", "/runs/\udcff", 5])
     def test_what_can_not_be_stamped(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, pinned: str | None
     ) -> None:
@@ -153,16 +187,22 @@ class TestPasses:
 
     def test_one_that_can_not_be_looked_at(self, tmp_path: Path) -> None:
         """Who does not ask to be told of it gets the error; who does, gets the others."""
-        for step in (1, 3):
+        for step in (1, 2, 3):
             (tmp_path / f"global_step_{step}" / "val").mkdir(parents=True)
-        bad = tmp_path / "global_step_2"
-        bad.symlink_to(bad)
-        with pytest.raises(OSError, match="symbolic links"):
-            list(find_passes(tmp_path))
-        told: list[tuple[int, str]] = []
-        found = find_passes(tmp_path, lambda step, folder, error: told.append((step, folder)))
-        assert [folder.global_step for folder in found] == [1, 3]
-        assert told == [(2, str(bad))]
+
+        def work() -> None:
+            os.chmod("global_step_2", 0)
+            with pytest.raises(PermissionError):
+                list(find_passes("."))
+            told: list[tuple[int, str]] = []
+            found = find_passes(".", lambda step, folder, error: told.append((step, str(folder))))
+            assert [folder.global_step for folder in found] == [1, 3]
+            assert told == [(2, "global_step_2")]
+
+        try:
+            as_nobody(tmp_path, work)
+        finally:
+            os.chmod(tmp_path / "global_step_2", 0o755)
 
 
 class TestPublish:
