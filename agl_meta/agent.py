@@ -24,6 +24,7 @@ from agl_meta.files import AnyPath
 from agl_meta.outcome import note_outcome, record_outcome
 from agl_meta.ports import check_store_port
 from agl_meta.saving import current_rollout_dir, current_step_dir, save_prediction
+from agl_meta.storage import settle_root
 
 _SYNC_METHODS = ("rollout", "training_rollout", "validation_rollout")
 _ASYNC_METHODS = ("rollout_async", "training_rollout_async", "validation_rollout_async")
@@ -315,6 +316,7 @@ class _Visit:
     __slots__ = ("_began", "_token", "returned")
 
     def __init__(self, names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        settle_root()
         rollout = _called_for(names, args, kwargs)
         self.returned: Any = None
         self._token = None if rollout is None or is_current(rollout) else enter(rollout)
@@ -337,11 +339,17 @@ def _called_for(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[s
             return value
     rollout_id = named.get("rollout_id")
     task = _announced.get()
-    if rollout_id is not None and getattr(task, "rollout_id", None) == rollout_id:
+    # Arguments of a user's own call may be anything, and compare as they like.
+    if issubclass(type(rollout_id), str) and getattr(task, "rollout_id", None) == rollout_id:
         return task
     return named.get("rollout")
 
 
 def _is_rollout(value: Any) -> bool:
     upstream = sys.modules.get("agentlightning.types")
-    return upstream is not None and isinstance(value, (upstream.Rollout, upstream.RolloutLegacy))
+    if upstream is None:
+        return False
+    try:
+        return isinstance(value, (upstream.Rollout, upstream.RolloutLegacy))
+    except Exception:  # of the value's own code: it is asked for its ``__class__``
+        return False

@@ -163,6 +163,7 @@ def assemble_row(
         is_reward_dropped=upstreams is None and reward != b"null",
         reward_used=fields["reward_used"],
         response_tokens=tuple(turn.response_tokens for turn in accepted.turns) if accepted else (),
+        has_data_source=_has_data_source(task.input),
         data_source=data_source,
         lost=fields["lost"],
     )
@@ -174,6 +175,13 @@ def _data_source(sample: Any) -> Any:
         return sample.get("data_source") if isinstance(sample, Mapping) else None
     except Exception:  # of a mapping of the user's
         return None
+
+
+def _has_data_source(sample: Any) -> bool:
+    try:
+        return isinstance(sample, Mapping) and "data_source" in sample
+    except Exception:  # of a mapping of the user's
+        return False
 
 
 def _attempts(results: Sequence[Result], records: Sequence[SavedRecord]) -> list[Attempt]:

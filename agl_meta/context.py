@@ -95,7 +95,8 @@ class TrainingContext:
 
         Takes an ``AttemptedRollout`` or ``Rollout`` (v1), a ``RolloutLegacy`` or ``Task`` (v0), or
         anything with the same attributes. Raises :class:`StampError` for an entry of an unknown
-        schema version or one whose values have the wrong type, and for metadata that can't be read.
+        schema version or one whose values have the wrong type, and for metadata that can't be read. Of a
+        rollout that nobody stamped only ids are taken, and one of the wrong type is ``None``.
         """
         try:
             return cls._read(rollout)
@@ -123,7 +124,9 @@ class TrainingContext:
             "attempt_number": getattr(attempt, "sequence_id", claims),
         }
         if STAMP_KEY not in metadata:
-            return cls(**ids)
+            # Nothing is checked of what nobody stamped: an odd id is none, and the agent's code runs on.
+            plain: dict[str, Any] = {name: ids[name] for name in ids if _is_of_type(name, ids[name])}
+            return cls(**plain)
         entry = metadata[STAMP_KEY]
         _check_schema(entry)
         values: dict[str, Any] = {key: metadata.get(key) for key in FLAT_KEYS}
@@ -131,9 +134,10 @@ class TrainingContext:
         values["is_recorded"] = entry.get("is_recorded", False)
         values["transport"] = entry.get("transport", "files")
         values["durability"] = entry.get("durability", "process")
+        values.update(ids)
         for name, value in values.items():
             _check_type(name, value)
-        return cls(**values, **ids, is_stamped=True)
+        return cls(**values, is_stamped=True)
 
 
 _ENTRY_FIELDS = (
@@ -148,9 +152,11 @@ _ENTRY_FIELDS = (
     "transport",
     "durability",
 )
-_INTEGERS = frozenset({"epoch", "global_step", "batch_index", "sample_index", "repeat_index"})
+_INTEGERS = frozenset(
+    {"epoch", "global_step", "batch_index", "sample_index", "repeat_index", "attempt_number"}
+)
 _BOOLEANS = frozenset({"is_train", "is_recorded"})
-_OPTIONAL = frozenset({"output_dir", "pass_path"})
+_OPTIONAL = frozenset({"output_dir", "pass_path", "data_id", "rollout_id", "attempt_id", "attempt_number"})
 
 
 def split_name(is_train: bool) -> str:
@@ -175,14 +181,22 @@ def _check_schema(entry: Any) -> None:
 
 def _check_type(name: str, value: Any) -> None:
     # The stamp came over the network: a damaged one is named here, not met later as a TypeError.
-    if value is None and name in _OPTIONAL:
-        return
-    expected = int if name in _INTEGERS else bool if name in _BOOLEANS else str
-    if not isinstance(value, expected) or (expected is int and isinstance(value, bool)):
+    if not _is_of_type(name, value):
         raise StampError(
             f"The task's metadata holds {name}={describe(value)} ({type_name(type(value))}); expected "
-            f"{expected.__name__}. Something between trainer and runner changed the metadata."
+            f"{_type_of(name).__name__}. Something between trainer and runner changed the metadata."
         )
+
+
+def _type_of(name: str) -> type:
+    return int if name in _INTEGERS else bool if name in _BOOLEANS else str
+
+
+def _is_of_type(name: str, value: Any) -> bool:
+    if value is None:
+        return name in _OPTIONAL
+    expected, found = _type_of(name), type(value)  # isinstance() would run code of the value
+    return issubclass(found, expected) and (found is not bool or expected is bool)
 
 
 @attrs.frozen
@@ -258,7 +272,7 @@ def is_current(rollout: Any) -> bool:
     """Whether the current context is that of ``rollout``, in the same attempt."""
     running = _current.get()
     ids = _ids(rollout)
-    return running is not None and ids[0] is not None and running.ids == ids
+    return running is not None and ids[0] is not None and _is_equal(running.ids, ids)
 
 
 def leave(token: contextvars.Token[_Running | None]) -> None:
@@ -278,7 +292,7 @@ def leave_rollout(rollout: Any) -> None:
     ids = _ids(rollout)
     running = _current.get()
     while running is not None:
-        if running.ids == ids:
+        if _is_equal(running.ids, ids):
             _current.set(running.outer)
             return
         running = running.outer
@@ -293,6 +307,13 @@ def _ids(rollout: Any) -> tuple[Any, Any]:
         return None, None
 
 
+def _is_equal(ids: tuple[Any, Any], others: tuple[Any, Any]) -> bool:
+    try:
+        return ids == others
+    except Exception:  # of ids that are no text
+        return False
+
+
 @contextlib.contextmanager
 def training_context_of(rollout: Any) -> Iterator[None]:
     """Run the block inside the context of ``rollout``, then restore the former one."""
@@ -304,7 +325,7 @@ def training_context_of(rollout: Any) -> Iterator[None]:
 
 
 _warned = False
-_warn_lock = PerProcess(threading.Lock)
+_warn_lock = PerProcess(threading.RLock)
 
 
 def _warn_unstamped_once() -> None:

@@ -41,4 +41,4 @@ class UnstampedRolloutWarning(AglMetaWarning):
 
 
 class DamagedRecordWarning(AglMetaWarning):
-    """A reader left out a record that it could not read; the message names file and line."""
+    """A reader left out a record or a folder that it could not read; the message names file and line."""

@@ -14,6 +14,15 @@ from agl_meta.forks import PerProcess
 logger = logging.getLogger("agl_meta")
 
 
+def is_of_system(error: OSError) -> bool:
+    """Whether the operating system raised an error, and not a signal handler of the user's.
+
+    One that interrupts a rollout that takes too long raises :class:`TimeoutError`, say, which is an OSError,
+    too, and is meant for the rollout. Only those of the system have a number.
+    """
+    return error.errno is not None
+
+
 class FaultCounter:
     """Counts faults by what was being done and by cause; the first of each is logged.
 
@@ -21,7 +30,7 @@ class FaultCounter:
     """
 
     def __init__(self) -> None:
-        self._lock = PerProcess(threading.Lock)
+        self._lock = PerProcess(threading.RLock)  # a signal handler may interrupt one call by another
         self._counts: collections.Counter[str] = collections.Counter()
 
     def record(self, doing: str, cause: BaseException | str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from agentlightning import Hook
 
 from agl_meta.context import enter, leave_rollout
+from agl_meta.storage import settle_root
 
 
 class TrainingContextHook(Hook):  # type: ignore[misc]
@@ -19,6 +20,7 @@ class TrainingContextHook(Hook):  # type: ignore[misc]
 
     async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
         """Enter the rollout's context; the runner awaits this in the task that runs the agent."""
+        settle_root()
         enter(rollout)
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:

@@ -64,7 +64,7 @@ def read_predictions(
             give the records of every pass and not only of the newest complete one (of the newest, if
             none is complete). A rollout's retries stand in the same pass and are always given; tell them
             apart by ``context.attempt_number``.
-        strict: raise :class:`RecordError` for a record that can't be read, instead of issuing a
+        strict: raise :class:`RecordError` for a record or folder that can't be read, instead of issuing a
             :class:`DamagedRecordWarning` with file and line and going on.
 
     Records of one pass come in the order of their files and lines. They are read as the iterator
@@ -72,7 +72,7 @@ def read_predictions(
     :class:`OutputDirError` for a folder that does not exist and :class:`ValueError` for an unknown
     split.
     """
-    choice = _Choice(output_dir, steps, split, all_passes)
+    choice = _Choice(output_dir, steps, split, all_passes, strict)
     return _read(choice, strict)
 
 
@@ -90,7 +90,7 @@ def read_rows(
     pass had been assembled follow the pass's own; they are flagged ``late``. A pass that is not assembled,
     since it goes on, was interrupted, or is a training pass without ``record_train=True``, has no rows.
     """
-    choice = _Choice(output_dir, steps, split, all_passes)
+    choice = _Choice(output_dir, steps, split, all_passes, strict)
     return _read_rows(choice, strict)
 
 
@@ -103,6 +103,7 @@ class _Choice:
         steps: int | Collection[int] | None,
         split: str | None,
         all_passes: bool,
+        strict: bool,
     ) -> None:
         if split is not None and split not in SPLITS:
             raise ValueError(f"split is {split!r}; expected 'train', 'val' or None for both.")
@@ -114,11 +115,12 @@ class _Choice:
         self._steps = {steps} if isinstance(steps, int) else None if steps is None else set(steps)
         self._split = split
         self._all_passes = all_passes
+        self._strict = strict
         self.is_everything = steps is None and split is None
 
     def passes(self) -> Iterator[PassFolder]:
         """In numeric order; of several at one step the newest complete one, unless all are wanted."""
-        found = (folder for folder in find_passes(self.root) if self._is_wanted(folder))
+        found = filter(self._is_wanted, find_passes(self.root, self._report))
         for _, group in itertools.groupby(found, key=lambda folder: folder[:2]):
             folders = list(group)
             if self._all_passes:
@@ -128,6 +130,14 @@ class _Choice:
             else:
                 complete = (folder for folder in reversed(folders) if is_complete(folder.path))
                 yield next(complete, folders[-1])
+
+    def _report(self, step: int, folder: AnyPath, error: OSError) -> None:
+        if self._steps is not None and step not in self._steps:
+            return
+        message = f"{folder}: can't be read ({error.strerror or error}); expected a folder of predictions."
+        if self._strict:
+            raise RecordError(message) from error
+        warnings.warn(message, DamagedRecordWarning, stacklevel=5)
 
     def _is_wanted(self, folder: PassFolder) -> bool:
         return (self._steps is None or folder.global_step in self._steps) and (

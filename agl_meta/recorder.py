@@ -127,7 +127,8 @@ class PassRecorder:
 
     def check(self, metrics: Mapping[str, Any]) -> None:
         """Compare what upstream computed of the batch with what its rows say."""
-        found = differences(metrics, self._batch.metrics(self._is_train))
+        batch, is_train = self._batch, self._is_train
+        found = differences(metrics, batch.metrics(is_train), batch.scales(is_train))
         if found:
             logger.warning("The metrics of %s differ from what its rows say: %s", self._about["pass"], found)
             self._differences += found

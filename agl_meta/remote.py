@@ -10,13 +10,14 @@ acknowledged. Names that must be free are claimed with fsspec's ``mode="create"`
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from agl_meta.describing import describe, describe_error
-from agl_meta.errors import OutputDirError
+from agl_meta.errors import AglMetaError, OutputDirError
 from agl_meta.forks import PerProcess
 
 if TYPE_CHECKING:
@@ -133,10 +134,14 @@ def store_errors() -> Iterator[None]:
     """Errors of a store as :class:`OSError`: each store has classes of its own."""
     try:
         yield
-    except (OSError, ImportError, OutputDirError):
+    except OSError as error:
+        if error.errno is None:  # saving takes an error without a number for one of the agent's own
+            error.errno = errno.EIO
+        raise
+    except (ImportError, AglMetaError):
         raise
     except Exception as error:
-        raise OSError(f"the remote file system failed: {describe_error(error):.500}") from error
+        raise OSError(errno.EIO, f"the remote file system failed: {describe_error(error):.500}") from error
 
 
 def prepare_remote_root(url: str, name: str) -> None:
@@ -169,7 +174,7 @@ def put_new(url: str, content: bytes) -> None:
     with store_errors():
         # Not every store that speaks S3 knows the condition: what is there already is safe in any case.
         if fs.exists(path):
-            raise FileExistsError(f"{url} exists")
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url)
         _make_parent(fs, path)
         try:
             fs.pipe_file(path, content, mode="create")
@@ -187,7 +192,7 @@ def upload_new(file: str, url: str) -> None:
     fs, path = file_system(url)
     with store_errors():
         if fs.exists(path):
-            raise FileExistsError(f"{url} exists")
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), url)
         _make_parent(fs, path)
         fs.put_file(file, path, mode="create")
 

@@ -14,7 +14,7 @@ from agl_meta.describing import describe
 from agl_meta.emitting import emit_record
 from agl_meta.encoding_images import Attach
 from agl_meta.errors import OutputDirError, StampError
-from agl_meta.faults import faults
+from agl_meta.faults import faults, is_of_system
 from agl_meta.files import AnyPath
 from agl_meta.records import PREDICTION, record_line
 from agl_meta.remote import is_remote, make_folder, put
@@ -79,6 +79,8 @@ def save_record(context: TrainingContext, kind: str, name: str, value: object) -
             return shard_writers.append(*place, line, context.durability == FSYNC)
         cause = place
     except OSError as error:
+        if not is_of_system(error):
+            raise
         cause = error
     note_loss(faults.record(f"saving a {kind}", cause))
     return None
@@ -119,7 +121,9 @@ def _attachments(context: TrainingContext, root: str, folder: tuple[str, ...]) -
             else:
                 _write_file(root, (*folder, *below), name, content, context.durability == FSYNC)
         except (OSError, StampError) as error:
-            faults.record("saving an image", error)
+            if isinstance(error, OSError) and not is_of_system(error):
+                raise
+            note_loss(faults.record("saving an image", error))
             return None
         return "/".join((*below, name))
 

@@ -16,7 +16,7 @@ import socket
 import threading
 from pathlib import Path
 
-from agl_meta.faults import faults
+from agl_meta.faults import faults, is_of_system
 from agl_meta.files import AnyPath
 from agl_meta.forks import PerProcess
 from agl_meta.remote import is_remote, put, remote_path
@@ -90,7 +90,9 @@ class ShardWriter:
                 or fcntl.fcntl(self._descriptor, fcntl.F_GETFL) != self._flags
             ):
                 return None
-        except OSError:
+        except OSError as error:
+            if not is_of_system(error):
+                raise
             return None
         return found
 
@@ -116,12 +118,14 @@ class ShardWriters:
     """The open writers of this process, by folder; the least recently used is closed.
 
     Thread-safe. One lock serves all writers of a process: it is held for one ``write`` call, and
-    keeps a writer from being closed while another thread appends to it. In a forked child the files
-    belong to the parent, so it starts without any.
+    keeps a writer from being closed while another thread appends to it. A call that interrupts another one
+    in the same thread, from a signal handler or a finalizer, writes to a file of its own. In a forked child
+    the files belong to the parent, so it starts without any.
     """
 
     def __init__(self) -> None:
-        self._lock = PerProcess(threading.Lock)
+        self._lock = PerProcess(threading.RLock)
+        self._is_busy = PerProcess(lambda: False)
         self._writers: PerProcess[collections.OrderedDict[tuple[object, ...], ShardWriter]] = PerProcess(
             collections.OrderedDict
         )
@@ -141,24 +145,42 @@ class ShardWriters:
             )
             put(url, line)
             return remote_path(url)
-        key = (is_synced, root, *folder)
         with self._lock.value:
-            writers = self._writers.value
-            writer = writers.get(key)
-            if writer is not None and not writer.is_usable():
-                _close(writers.pop(key))
-                writer = None
-            if writer is None:
-                writer = writers[key] = ShardWriter(root, (*folder, SHARDS), is_synced)
-                if len(writers) > _MAX_OPEN:
-                    _close(writers.popitem(last=False)[1])
-            writers.move_to_end(key)
+            if self._is_busy.value:
+                return _append_alone(root, folder, line, is_synced)
             try:
-                writer.append(line)
-            except BaseException:  # a signal handler of the user's may raise in the middle of a line
-                _close(writers.pop(key))
-                raise
-            return writer.path
+                self._is_busy.value = True
+                return self._append(root, folder, line, is_synced)
+            finally:
+                self._is_busy.value = False
+
+    def _append(self, root: str, folder: tuple[str, ...], line: bytes, is_synced: bool) -> Path:
+        key = (is_synced, root, *folder)
+        writers = self._writers.value
+        writer = writers.get(key)
+        if writer is not None and not writer.is_usable():
+            _close(writers.pop(key))
+            writer = None
+        if writer is None:
+            writer = writers[key] = ShardWriter(root, (*folder, SHARDS), is_synced)
+            if len(writers) > _MAX_OPEN:
+                _close(writers.popitem(last=False)[1])
+        writers.move_to_end(key)
+        try:
+            writer.append(line)
+        except BaseException:  # a signal handler of the user's may raise in the middle of a line
+            _close(writers.pop(key))
+            raise
+        return writer.path
+
+
+def _append_alone(root: str, folder: tuple[str, ...], line: bytes, is_synced: bool) -> Path:
+    writer = ShardWriter(root, (*folder, SHARDS), is_synced)
+    try:
+        writer.append(line)
+    finally:
+        _close(writer)
+    return writer.path
 
 
 def _close(writer: ShardWriter) -> None:
@@ -166,6 +188,8 @@ def _close(writer: ShardWriter) -> None:
     try:
         writer.close()
     except OSError as error:
+        if not is_of_system(error):
+            raise
         faults.record("closing a file of predictions", error)
 
 

@@ -25,8 +25,9 @@ import hashlib
 import os
 import re
 import secrets
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -99,10 +100,22 @@ def root_path(output_dir: object, name: str = "output_dir") -> str:
 def pinned_root() -> str | None:
     """The output folder that :data:`OUTPUT_DIR_VARIABLE` names on this machine, if it is set.
 
-    Raises :class:`OutputDirError`.
+    A relative one starts from the directory that is current when this process first asks for it, wherever
+    the agent's code goes afterwards. Raises :class:`OutputDirError`, and :class:`OSError` where there is no
+    current directory any more.
     """
-    pinned = os.environ.get(OUTPUT_DIR_VARIABLE)
+    return _pinned_root(os.environ.get(OUTPUT_DIR_VARIABLE))
+
+
+@functools.lru_cache(maxsize=1)
+def _pinned_root(pinned: str | None) -> str | None:
     return root_path(pinned, OUTPUT_DIR_VARIABLE) if pinned else None
+
+
+def settle_root() -> None:
+    """Ask for :func:`pinned_root` before code of the agent runs; what is wrong with it is told later."""
+    with contextlib.suppress(OutputDirError, FileNotFoundError, PermissionError):
+        pinned_root()
 
 
 def make_root(root: str) -> None:
@@ -318,7 +331,7 @@ def open_folder(root: str, parts: tuple[str, ...]) -> int:
     """Open ``root/parts…`` as a directory descriptor, creating what is missing below the root.
 
     No part is followed through a link: a link that somebody planted in the output folder could
-    lead a write out of it. Raises :class:`StampError` for such a part, else :class:`OSError`.
+    lead a write out of it. Raises :class:`StampError` for a link, else :class:`OSError`.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     current = os.open(root, flags)
@@ -331,19 +344,23 @@ def open_folder(root: str, parts: tuple[str, ...]) -> int:
                     os.mkdir(part, dir_fd=current)
                 following = os.open(part, flags | os.O_NOFOLLOW, dir_fd=current)
             except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    place = os.path.join(root, *parts)
-                    raise StampError(
-                        f"{part!r} in {place!r} is a link or a file; expected a folder. Nothing is "
-                        "written through it: remove it, or choose another output_dir."
-                    ) from error
-                raise
+                if error.errno not in (errno.ELOOP, errno.ENOTDIR) or not _is_link(part, current):
+                    raise
+                place = os.path.join(root, *parts)
+                raise StampError(
+                    f"{part!r} in {place!r} is a link; expected a folder. Nothing is written through it: "
+                    "remove it, or choose another output_dir."
+                ) from error
             current, above = following, current
             os.close(above)
     except BaseException:
         os.close(current)
         raise
     return current
+
+
+def _is_link(name: str, folder: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
 @functools.lru_cache(maxsize=64)
@@ -412,16 +429,31 @@ def open_rows(folder: AnyPath) -> BinaryIO:
         return open_file(folder / (PREDICTIONS_FILE + COMPRESSED))
 
 
-def find_passes(root: str | os.PathLike[str] | AnyPath) -> Iterator[PassFolder]:
-    """All pass folders of an output directory, in numeric order of steps."""
+def _raise(step: int, folder: AnyPath, error: OSError) -> None:
+    raise error
+
+
+def find_passes(
+    root: str | os.PathLike[str] | AnyPath, unreadable: Callable[[int, AnyPath, OSError], None] = _raise
+) -> Iterator[PassFolder]:
+    """All pass folders of an output directory, in numeric order of steps.
+
+    ``unreadable`` is told of each step whose folder can't be listed (no rights, gone meanwhile): step, path
+    and why. The others are found all the same.
+    """
     found = []
     for step in list_folder(any_path(root)):
         step_match = _STEP_FOLDER.fullmatch(step.name)
         if step_match is None or not step.is_dir:
             continue
-        for entry in list_folder(step.path):
+        number = int(step_match[1])
+        try:
+            entries = list_folder(step.path)
+        except OSError as error:
+            unreadable(number, step.path, error)
+            continue
+        for entry in entries:
             match = _PASS_FOLDER.fullmatch(entry.name)
             if match is not None and entry.is_dir:
-                number = int(match[2] or 1)
-                found.append(PassFolder(int(step_match[1]), match[1], number, entry.path))
+                found.append(PassFolder(number, match[1], int(match[2] or 1), entry.path))
     yield from sorted(found)

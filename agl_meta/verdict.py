@@ -19,6 +19,9 @@ INCOMPLETE = "incomplete"
 _MAX_WHY = 500
 """Characters of a cause in a summary; all of it stands in the row."""
 
+_ROUNDING = 1e-6
+"""Of float32, in a mean."""
+
 _METRIC_PREFIX = {"val": "val", "train": "training"}
 
 
@@ -38,6 +41,8 @@ class RolloutFacts:
     reward_used: Any
     response_tokens: tuple[int, ...]
     """Tokens of each turn's response; empty for a rollout without turns."""
+    has_data_source: bool
+    """Whether its sample has that field; upstream takes ``None`` for a source like any other."""
     data_source: Any
     lost: Mapping[str, int]
 
@@ -97,16 +102,29 @@ class Tally:
         if is_train:
             found = _group_metrics(prefix, facts)
             return {f"{prefix}/{name}": found[f"{prefix}/{name}"] for name in _TRAIN_METRICS}
-        by_source: dict[Any, list[RolloutFacts]] = {}
+        by_source: dict[Any, tuple[list[str], list[RolloutFacts]]] = {}
         for fact in facts:
             # Upstream leaves rollouts without turns out of the numbers of their source.
-            if fact.response_tokens and fact.data_source is not None:
+            if fact.response_tokens and fact.has_data_source:
                 with contextlib.suppress(Exception):  # of one that can't be a key; upstream raises, too
-                    by_source.setdefault(fact.data_source, []).append(fact)
+                    names, group = by_source.setdefault(fact.data_source, ([], []))
+                    names.append(_safe_text(fact.data_source))
+                    group.append(fact)
+        # Where sources share a name, as 1 and "1" do, upstream keeps the numbers of one of them, by the order
+        # in which rollouts came: there is nothing to compare.
+        sources_of = collections.Counter(name for names, _ in by_source.values() for name in set(names))
         result = {}
-        for source, group in by_source.items():
-            result.update(_group_metrics(f"{prefix}/{_safe_text(source)}", group))
+        for names, group in by_source.values():
+            if sources_of[names[0]] == 1:
+                result.update(_group_metrics(f"{prefix}/{names[0]}", group))
         return {**result, **_group_metrics(prefix, facts)}
+
+    def scales(self, is_train: bool) -> dict[str, float]:
+        """How large the values are that each of :meth:`metrics` is the mean of: rewards may cancel out."""
+        sizes = Tally()
+        for facts in self._facts:
+            sizes.add(attrs.evolve(facts, reward_used=abs(number(facts.reward_used))))
+        return sizes.metrics(is_train)
 
 
 _TRAIN_METRICS = ("n_rollouts", "n_rollouts_w_trace", "n_rollouts_w_reward", "reward")
@@ -125,16 +143,23 @@ def _group_metrics(prefix: str, facts: list[RolloutFacts]) -> dict[str, float]:
     }
 
 
-def differences(logged: Mapping[str, Any], recomputed: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Metrics that both have and that differ; NaN equals NaN, and rounding of float32 is no difference."""
+def differences(
+    logged: Mapping[str, Any], recomputed: Mapping[str, float], scales: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """Metrics that both have and that differ; NaN equals NaN, and rounding of float32 is no difference.
+
+    Args:
+        logged: as upstream has them.
+        recomputed: as the rows have them.
+        scales: how large the values are that each is the mean of; what rounding does to it grows with these.
+    """
     found = []
     for name, ours in recomputed.items():
         if name not in logged:
             continue
         theirs = number(logged[name])
-        if not (
-            math.isclose(theirs, ours, rel_tol=1e-6, abs_tol=1e-9) or (theirs != theirs and ours != ours)
-        ):
+        is_close = math.isclose(theirs, ours, rel_tol=0.0, abs_tol=_ROUNDING * scales[name])
+        if not is_close and not (math.isnan(theirs) and math.isnan(ours)):
             found.append({"metric": name, "logged": theirs, "from_rows": ours})
     return found
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import agl_meta
 from agl_meta import NotInRolloutError, StampError, TrainingContext, current_training_context
-from agl_meta.context import training_context_of
+from agl_meta.context import enter, is_current, leave_rollout, training_context_of
 from tests.core.rollouts import stamp, v0, v1
 
 
@@ -76,6 +76,48 @@ def test_damaged(where: str, name: str, value: Any) -> None:
     (metadata if where == "flat" else metadata["agl_meta"])[name] = value
     with pytest.raises(StampError, match=f"holds {name}="):
         TrainingContext.from_rollout(v1(metadata))
+
+
+ODD_IDS: dict[str, list[Any]] = {
+    "data_id": [5, b"x", ["x"]],
+    "rollout_id": [5, b"x", ["x"]],
+    "attempt_id": [5, b"x", ["x"]],
+    "attempt_number": ["1", 1.0, True, [1]],
+}
+
+
+def with_id(name: str, value: Any, metadata: dict[str, Any]) -> Any:
+    """A rollout of v1 that has this value for an id."""
+    rollout = v1(metadata)
+    if name == "data_id":
+        metadata[name] = value
+    elif name == "rollout_id":
+        rollout.rollout_id = value
+    else:
+        setattr(rollout.attempt, "sequence_id" if name == "attempt_number" else name, value)
+    return rollout
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name in ODD_IDS for value in ODD_IDS[name]])
+def test_damaged_id(name: str, value: Any) -> None:
+    """What is stamped is refused by name, where it is asked for; else the id is none, and no error."""
+    with pytest.raises(StampError, match=f"holds {name}="):
+        TrainingContext.from_rollout(with_id(name, value, stamp()))
+    with training_context_of(with_id(name, value, stamp())), pytest.raises(StampError):
+        current_training_context()
+    context = TrainingContext.from_rollout(with_id(name, value, {"data_id": "d"}))
+    assert not context.is_stamped
+    assert getattr(context, name) is None
+    others = {"data_id": "d", "rollout_id": "ro-1", "attempt_id": "at-1", "attempt_number": 1}
+    assert {other: getattr(context, other) for other in others if other != name} == {
+        other: value for other, value in others.items() if other != name
+    }
+
+
+@pytest.mark.parametrize("name", ODD_IDS)
+def test_absent_id(name: str) -> None:
+    """v0 knows no attempts, and a copied-out daemon may name no sample."""
+    assert getattr(TrainingContext.from_rollout(with_id(name, None, stamp())), name) is None
 
 
 class Refuses:
@@ -178,6 +220,31 @@ def test_a_rollout_that_can_not_be_read() -> None:
             current_training_context()
         with pytest.raises(NotInRolloutError):
             current_training_context()
+
+
+@pytest.mark.parametrize("odd", ["refuses", "array", "class"])
+def test_ids_that_can_not_be_compared(odd: str) -> None:
+    """Rollouts with such ids, of whatever making, are entered and left, each for itself."""
+
+    class HasNoClass:
+        @property
+        def __class__(self) -> Any:
+            raise RuntimeError("no class")
+
+    def make() -> Any:
+        return v1({}, rollout_id={"class": HasNoClass, "refuses": Refuses, "array": HasNoTruth}[odd]())
+
+    outer, inner = make(), make()
+    enter(outer)
+    enter(inner)
+    assert current_training_context().rollout_id is None
+    assert not is_current(make())
+    leave_rollout(make())  # of none that was entered
+    assert current_training_context().rollout_id is None
+    leave_rollout(inner)
+    leave_rollout(outer)
+    with pytest.raises(NotInRolloutError):
+        current_training_context()
 
 
 def test_current_is_restored() -> None:

@@ -93,6 +93,16 @@ def test_saving(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.jsonl"))) == 2
 
 
+def test_forked_while_another_thread_saves(tmp_path: Path) -> None:
+    """The child's saves interrupt none of its own, and share a file as ever."""
+    shards.shard_writers._is_busy.value = True
+    try:
+        assert exit_code_of_child(lambda: [_save(tmp_path) for _ in range(3)]) == 0
+    finally:
+        shards.shard_writers._is_busy.value = False
+    assert len(list(tmp_path.rglob("*.jsonl"))) == 1
+
+
 def test_fork_by_the_holder_itself() -> None:
     """A thread that forks while it holds a lock leaves its block in the child, too, and can take it anew."""
     lock = PerProcess(threading.Lock)

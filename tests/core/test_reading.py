@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 import agl_meta
 from agl_meta.context import TrainingContext
 from agl_meta.records import record_line
+from tests.core.children import as_nobody
 
 
 def context(step: int = 1, split: str = "val", **more: Any) -> TrainingContext:
@@ -161,3 +164,67 @@ def test_pass_file(tmp_path: Path, content: bytes | None) -> None:
         (tmp_path / "pass.json").write_bytes(content)
     with pytest.raises(agl_meta.RecordError, match="pass.json"):
         agl_meta.read_pass(tmp_path)
+
+
+class TestFoldersThatCanNotBeRead:
+    """One folder that can't be looked at is reported by name, and costs no other one."""
+
+    def check(self, root: Path, bad: str, expected: list[Any]) -> None:
+        with pytest.warns(agl_meta.DamagedRecordWarning, match=f"{bad}: can't be read") as caught:
+            found = [p.value for p in agl_meta.read_predictions(root)]
+        assert (found, len(caught)) == (expected, 1)
+        with pytest.raises(agl_meta.RecordError, match=f"{bad}: can't be read"):
+            list(agl_meta.read_predictions(root, strict=True))
+        with pytest.raises(agl_meta.RecordError, match=f"{bad}: can't be read"):
+            list(agl_meta.read_rows(root, strict=True))
+        # Who asks for other steps is not concerned.
+        assert [p.value for p in agl_meta.read_predictions(root, 3, strict=True)] == ["three"]
+
+    @pytest.mark.parametrize("bad", ["global_step_2", "global_step_1/val.2"])
+    def test_link_in_a_circle(self, tmp_path: Path, bad: str) -> None:
+        """Such an entry is no folder."""
+        write(tmp_path, "global_step_1/val", line("one"))
+        write(tmp_path, "global_step_3/val", line("three", 3))
+        (tmp_path / bad).symlink_to(tmp_path / bad)
+        assert [p.value for p in agl_meta.read_predictions(tmp_path, strict=True)] == ["one", "three"]
+
+    def test_no_rights(self, tmp_path: Path) -> None:
+        """A step of another user's."""
+        for step, name in enumerate(("zero", "one", "two", "three")):
+            write(tmp_path, f"global_step_{step}/val", line(name, step))
+
+        def read() -> None:
+            os.chmod("global_step_2", 0)
+            try:
+                self.check(Path(), "global_step_2", ["zero", "one", "three"])
+            finally:
+                os.chmod("global_step_2", 0o755)
+
+        as_nobody(tmp_path, read)
+
+    def test_gone_in_between(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Somebody deletes a step while the folders are listed."""
+        for step, name in ((1, "one"), (2, "two"), (3, "three")):
+            write(tmp_path, f"global_step_{step}/val", line(name, step))
+        scandir = os.scandir
+
+        def removes(path: Any) -> Any:
+            if str(path).endswith("global_step_2"):
+                shutil.rmtree(path)
+            return scandir(path)
+
+        with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            patch.setattr(os, "scandir", removes)
+            assert [p.value for p in agl_meta.read_predictions(tmp_path)] == ["one", "three"]
+        assert ["global_step_2: can't be read (No such file" in str(each.message) for each in caught] == [
+            True
+        ]
+
+    def test_root(self, tmp_path: Path) -> None:
+        """Without the root there is nothing to read."""
+        (tmp_path / "root").mkdir()
+        predictions = agl_meta.read_predictions(tmp_path / "root")
+        (tmp_path / "root").rmdir()
+        with pytest.raises(FileNotFoundError):
+            list(predictions)

@@ -135,6 +135,27 @@ class TestJoin:
         assert row.predictions == {"prediction": ["second"]}
         assert [each["attempt_number"] for each in row.superseded] == [1]
 
+    def test_several_results_that_do_not_say_their_attempt(self, tmp_path: Path) -> None:
+        """The one that counted has the row, and each other one stands with it."""
+        results = [result(None, reward=float(number)) for number in range(3)]
+        ((row,), summary) = assemble(folder_of(tmp_path), [queued("a")], {"a": results})
+        assert (row.reward, row.attempts) == (0.0, 3)
+        assert [each["reward"] for each in row.superseded] == [1.0, 2.0]
+        assert summary["superseded"] == 2
+
+    def test_result_that_does_not_say_its_attempt_beside_one_that_does(self, tmp_path: Path) -> None:
+        """It is not of the attempt that has a result of its own."""
+        shard = saved_line("a", "first", 1) + saved_line("a", "second", 2)
+        ((row,), _) = assemble(
+            folder_of(tmp_path, shard),
+            [queued("a")],
+            {"a": [result(None, reward=5.0), result(2, reward=7.0)]},
+        )
+        assert (row.reward, row.context.attempt_number) == (5.0, 1)
+        assert row.predictions == {"prediction": ["first"]}
+        (other,) = row.superseded
+        assert (other["reward"], other["predictions"]) == (7.0, {"prediction": ["second"]})
+
     def test_others_are_not_taken(self, tmp_path: Path) -> None:
         """Records and results of rollouts that are not of this pass have no row, and harm none."""
         shard = saved_line("other", "x") + saved_line("a", "y")
@@ -239,6 +260,43 @@ class TestShards:
         for batch in range(3):
             recorder.add([queued(f"a{batch}", batch=batch)], {})
         assert len(recorder.close(3, {})["unreadable"]) == 1
+
+    def test_line_that_was_being_written(self, tmp_path: Path) -> None:
+        """A later batch finds it whole: then there is nothing to report, else there is."""
+        whole = saved_line("b", "value")
+        for later, reported in ((whole, 0), (whole[:-3], 1)):
+            folder = folder_of(tmp_path / str(reported), whole[:-5])
+            recorder = PassRecorder(folder, ABOUT)
+            recorder.add([queued("a")], {"a": [result()]})
+            (folder / SHARDS / "host.0.x.jsonl").write_bytes(later)
+            (row,) = recorder.add([queued("b", batch=1)], {"b": [result()]})
+            summary = recorder.close(2, {})
+            assert len(summary["unreadable"]) == reported
+            assert row.predictions == ({} if reported else {"prediction": ["value"]})
+
+    def test_report_stays_when_the_file_is_gone(self, tmp_path: Path) -> None:
+        """What was found in a file that a later batch does not see is not forgotten."""
+        folder = folder_of(tmp_path, b"bad\n")
+        recorder = PassRecorder(folder, ABOUT)
+        recorder.add([queued("a")], {})
+        (folder / SHARDS / "host.0.x.jsonl").unlink()
+        recorder.add([queued("b", batch=1)], {})
+        assert [each["line"] for each in recorder.close(2, {})["unreadable"]] == [1]
+
+    @pytest.mark.parametrize("is_file", [False, True])
+    def test_folder_of_shards_that_can_not_be_listed(self, tmp_path: Path, is_file: bool) -> None:
+        """It is named once, and the rows are there."""
+        folder = folder_of(tmp_path)
+        (folder / SHARDS).rmdir()
+        if is_file:
+            (folder / SHARDS).touch()
+        recorder = PassRecorder(folder, ABOUT)
+        for batch in range(2):
+            recorder.add([queued(str(batch), batch=batch)], {str(batch): [result()]})
+        summary = recorder.close(2, {})
+        ((report),) = summary["unreadable"]
+        assert (report["file"], report["line"]) == (str(folder / SHARDS), None)
+        assert summary["succeeded"] == 2
 
     def test_deep_and_big_values(self, tmp_path: Path) -> None:
         deep: Any = "end"
@@ -379,6 +437,35 @@ class TestFiles:
         assert [row.context.rollout_id for row in recorder.rows()] == ["00", "01", "10", "11", "20", "21"]
         assert [row.context.rollout_id for row in given[1]] == ["10", "11"]
 
+    def test_lines_of_a_later_batch(self, tmp_path: Path) -> None:
+        """A row that somebody damaged is named by its line in the file, not in its batch."""
+        folder = folder_of(tmp_path)
+        recorder = PassRecorder(folder, ABOUT)
+        recorder.add([queued("a"), queued("b", 1)], {})
+        rows = recorder.add([queued("c", batch=1), queued("d", 1, batch=1)], {})
+        recorder.close(4, {})
+        path = folder / PREDICTIONS_FILE
+        path.write_bytes(path.read_bytes()[:-3] + b"xx\n")
+        for read in (lambda: rows[1], lambda: list(rows), lambda: recorder.rows()[3]):
+            with pytest.raises(agl_meta.RecordError, match="line 4:"):
+                read()
+        assert rows[0].context.rollout_id == "c"
+
+    def test_closed_again(self, tmp_path: Path) -> None:
+        """Where a summary found no room, closing can be tried again: the rows are published once."""
+        folder = folder_of(tmp_path)
+        recorder = PassRecorder(folder, ABOUT)
+        recorder.add([queued("a")], {"a": [result()]})
+        (folder / SUMMARY_FILE).touch()
+        with pytest.raises(FileExistsError):
+            recorder.close(1, {})
+        (folder / SUMMARY_FILE).unlink()
+        summary = recorder.close(1, {})
+        assert (summary["verdict"], summary["incomplete_because"]) == ("complete", [])
+        assert agl_meta.read_summary(folder) == summary
+        assert [row.context.rollout_id for row in agl_meta.read_rows(tmp_path, strict=True)] == ["a"]
+        assert sorted(path.name for path in folder.iterdir()) == [PREDICTIONS_FILE, SHARDS, SUMMARY_FILE]
+
     def test_folder_deleted(self, tmp_path: Path) -> None:
         """The caller is told; recorder and training go on."""
         folder = folder_of(tmp_path)
@@ -428,6 +515,53 @@ class TestSummary:
         assert summary["incomplete_because"] == [
             "rows could not be written: OSError: [Errno 28] No space left on device"
         ]
+
+    def test_one_failure_of_several_batches(self, tmp_path: Path) -> None:
+        """Each cause is said once."""
+        recorder = PassRecorder(folder_of(tmp_path), ABOUT)
+        for cause in (
+            OSError(28, "No space left on device"),
+            OSError(28, "No space left on device"),
+            OSError("x"),
+        ):
+            recorder.fail(cause)
+        assert recorder.close(0, {})["incomplete_because"] == [
+            "rows could not be written: OSError: [Errno 28] No space left on device",
+            "rows could not be written: OSError: x",
+        ]
+
+    def test_rewards_that_overflow(self, tmp_path: Path) -> None:
+        """Their mean is what upstream's is, and the summary is written."""
+        tasks = [queued(str(number), number) for number in range(3)]
+        results = {task.rollout_id: [result(reward=1.7e308, reward_used=1.7e308)] for task in tasks}
+        rows, summary = assemble(folder_of(tmp_path), tasks, results)
+        assert [row.reward for row in rows] == [1.7e308] * 3
+        assert (summary["verdict"], summary["reward"]["mean"]) == ("complete", math.inf)
+
+    @pytest.mark.parametrize(("first", "other"), [(1, 1.0), (1, "1"), (None, "None"), (None, 1)])
+    def test_sources_as_upstream_groups_them(self, tmp_path: Path, first: Any, other: Any) -> None:
+        """Whatever stands for a source: no difference is made up, and a real one is seen."""
+        recorder = PassRecorder(folder_of(tmp_path), ABOUT)
+        turns = [Turn(prompt="p", response="r", response_tokens=1)]
+        recorder.add(
+            [queued(str(n), n, input={"data_source": source}) for n, source in enumerate((first, other))],
+            {str(n): [result(turns=turns)] for n in range(2)},
+        )
+        logged: dict[Any, int] = {}
+        for source in (first, other):
+            logged[source] = logged.get(source, 0) + 1
+        recorder.check({f"val/{source}/n_rollouts": size for source, size in logged.items()})
+        assert recorder.close(2, {})["differences"] == []
+
+    @pytest.mark.parametrize("source", [None, 1, "a"])
+    def test_difference_in_one_source(self, tmp_path: Path, source: Any) -> None:
+        """It is seen, also of samples whose source is None."""
+        recorder = PassRecorder(folder_of(tmp_path), ABOUT)
+        turns = [Turn(prompt="p", response="r", response_tokens=1)]
+        recorder.add([queued("a", input={"data_source": source})], {"a": [result(turns=turns)]})
+        recorder.check({f"val/{source}/reward": 0.5, "val/reward": 1.0})
+        (found,) = recorder.close(1, {})["differences"]
+        assert found["metric"] == f"val/{source}/reward"
 
     def test_planted_difference(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """A metric that is not what the rows say is reported, and logged."""
@@ -511,12 +645,37 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
 def test_value_that_would_spoil_its_row(tmp_path: Path) -> None:
     """A shard of somebody else's making: its records are named, and the row can be read."""
     good = saved_line("a", "good")
-    deep = b"[" * 600 + b"]" * 600
-    bad = [b'{"$agl":"tuple"}', b'{"$agl":"bytes","type":"bytes","v":"%"}', deep]
+    bad = [
+        b'{"$agl":"tuple"}',
+        b'{"$agl":"bytes","type":"bytes","v":"%"}',
+        b'{"$agl":"int","v":"zz"}',
+        b'{"$agl":"part","v":1}',
+        b"[" * 600 + b"]" * 600,
+    ]
     shard = b"".join(good.replace(b'"value":"good"', b'"value":' + value) for value in bad) + good
     ((row,), summary) = assemble(folder_of(tmp_path, shard), [queued("a")], {"a": [result()]})
     assert row.predictions == {"prediction": ["good"]}
-    assert [each["line"] for each in summary["unreadable"]] == [1, 2, 3]
+    assert [each["line"] for each in summary["unreadable"]] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("value", [b'1,"x":2', b'1,"value":2'])
+def test_value_that_is_not_last_or_stands_twice(tmp_path: Path, value: bytes) -> None:
+    """Whatever is made of it, its row can be read and other records are there."""
+    odd = saved_line("a", "odd").replace(b'"value":"odd"', b'"value":' + value)
+    shard = odd + saved_line("a", "good")
+    ((row,), summary) = assemble(folder_of(tmp_path, shard), [queued("a")], {"a": [result()]})
+    assert row.predictions["prediction"][-1] == "good"
+    assert len(row.predictions["prediction"]) + len(summary["unreadable"]) == 2
+
+
+def test_name_of_the_value_in_an_id(tmp_path: Path) -> None:
+    """An id that is no text may hold what looks like the record's value, which is then not taken for it."""
+    good = saved_line("a", "good")
+    odd = good.replace(b'"data_id":"data-0"', b'"data_id":{"a":1,"value":2}')
+    assert odd != good
+    ((row,), summary) = assemble(folder_of(tmp_path, odd + good), [queued("a")], {"a": [result()]})
+    assert row.predictions["prediction"] in (["good"], ["good", "good"])
+    assert len(row.predictions["prediction"]) + len(summary["unreadable"]) == 2
 
 
 @pytest.mark.parametrize(("limit", "kept"), [("MAX_SAVED_BYTES", 4), ("MAX_SAVED_VALUES", 9)])
@@ -595,3 +754,38 @@ def test_unpublished_rows_are_private(tmp_path: Path, monkeypatch: pytest.Monkey
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
     recorder.discard()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (b'"predictions":{}', b'"predictions":5'),
+        (b'"schema":1', b'"schema":' + b"[" * 1010 + b"]" * 1010),
+        (b'"status":"missing"', b'"status":' + b"[" * 500 + b"]" * 500),
+    ],
+    ids=["predictions", "schema", "status"],
+)
+def test_row_of_somebody_elses_making(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
+    """It is refused by file and line, in a message that can be printed."""
+    folder = folder_of(tmp_path)
+    assemble(folder, [queued("a")], {})
+    line = (folder / PREDICTIONS_FILE).read_bytes()
+    assert change[0] in line
+    with pytest.raises(agl_meta.RecordError, match="x, line 1:") as caught:
+        parse_row(line.replace(*change), Path("x"), 1)
+    assert len(str(caught.value)) < 1000
+
+
+def test_sample_whose_code_fails(tmp_path: Path) -> None:
+    """A mapping of the user's that can't be asked costs no row."""
+
+    class Refuses(dict):  # type: ignore[type-arg]
+        def get(self, *_: Any) -> Any:
+            raise RuntimeError("no")
+
+        __contains__ = get
+
+    rows, _ = assemble(
+        folder_of(tmp_path), [queued("a", input=Refuses(x=1)), queued("b", 1)], {"a": [result()]}
+    )
+    assert [row.context.rollout_id for row in rows] == ["a", "b"]

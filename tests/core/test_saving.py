@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agl_meta
-from agl_meta import save_prediction
+from agl_meta import save_prediction, storage
 from agl_meta.context import training_context_of
 from agl_meta.faults import faults
 from agl_meta.storage import OUTPUT_DIR_VARIABLE, find_root
@@ -34,6 +34,7 @@ FOLDERS = (agl_meta.current_step_dir, agl_meta.current_rollout_dir)
 @pytest.fixture(autouse=True)
 def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(OUTPUT_DIR_VARIABLE, raising=False)
+    storage._pinned_root.cache_clear()
 
 
 @contextmanager
@@ -299,7 +300,7 @@ class TestOutputFolder:
         outside.mkdir()
         (root / link).parent.mkdir(parents=True)
         (root / link).symlink_to(outside)
-        with rollout(root), pytest.raises(agl_meta.StampError, match="is a link or a file"):
+        with rollout(root), pytest.raises(agl_meta.StampError, match="is a link;"):
             if link.endswith("files"):
                 agl_meta.current_rollout_dir()
             save_prediction(1)
@@ -398,6 +399,46 @@ class TestVariable:
         assert path is not None and root is not None
         assert path.parent == Path(root, PASS, "shards")
         assert [p.value for p in agl_meta.read_predictions(root)] == [1]
+
+    def test_agent_that_changes_the_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A relative folder is where the process was before, for all that its rollouts save."""
+
+        class Wanders(agl_meta.TrainingContextMixin):
+            def rollout(self, task: Path, resources: Any, rollout: Any) -> None:
+                os.chdir(task)
+                self.save_prediction(task.name)
+                self.save_prediction(str(self.rollout_dir))
+
+        for name in ("a", "b", "c"):
+            (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv(OUTPUT_DIR_VARIABLE, "./runs")
+        for name in ("a", "b"):
+            Wanders().rollout(tmp_path / name, None, v1(stamp(1, output_dir="/there"), f"ro-{name}"))
+        folders = [str(tmp_path / "runs" / PASS / "files" / f"ro-{name}") for name in ("a", "b")]
+        assert [p.value for p in read(tmp_path / "runs")] == ["a", folders[0], "b", folders[1]]
+        # A changed value is looked at anew, also if it is changed back.
+        for value in ("other", "./runs"):
+            monkeypatch.setenv(OUTPUT_DIR_VARIABLE, value)
+            with rollout(tmp_path):
+                assert agl_meta.current_step_dir() == tmp_path / "b" / value / PASS
+        assert not list((tmp_path / "a").iterdir())
+
+    def test_directory_that_is_gone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A relative folder below none is a loss like others, and is found again when it is set anew."""
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        monkeypatch.setenv(OUTPUT_DIR_VARIABLE, "runs")
+        before = faults.counts()
+        with rollout(tmp_path):
+            assert save_prediction(1) is None
+            os.chdir(tmp_path)
+            assert save_prediction(2) is not None
+        ((cause, times),) = (Counter(faults.counts()) - Counter(before)).items()
+        assert (cause, times) == ("saving a prediction: No such file or directory", 1)
+        assert [p.value for p in read(tmp_path / "runs")] == [2]
 
     @pytest.mark.parametrize("text", ["ftp://host/run", "~no-such-user-here/runs"])
     def test_no_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:

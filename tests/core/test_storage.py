@@ -28,6 +28,7 @@ from agl_meta.storage import (
     safe_name,
     stamped_root,
 )
+from tests.core.children import as_nobody
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +185,25 @@ class TestPasses:
             (100, "val", 1),
         ]
 
+    def test_one_that_can_not_be_looked_at(self, tmp_path: Path) -> None:
+        """Who does not ask to be told of it gets the error; who does, gets the others."""
+        for step in (1, 2, 3):
+            (tmp_path / f"global_step_{step}" / "val").mkdir(parents=True)
+
+        def work() -> None:
+            os.chmod("global_step_2", 0)
+            with pytest.raises(PermissionError):
+                list(find_passes("."))
+            told: list[tuple[int, str]] = []
+            found = find_passes(".", lambda step, folder, error: told.append((step, str(folder))))
+            assert [folder.global_step for folder in found] == [1, 3]
+            assert told == [(2, "global_step_2")]
+
+        try:
+            as_nobody(tmp_path, work)
+        finally:
+            os.chmod(tmp_path / "global_step_2", 0o755)
+
 
 class TestPublish:
     """A published file is there as a whole, and is never replaced."""
@@ -256,7 +276,7 @@ class TestStampedPaths:
         link = root.joinpath(*parts[: level + 1])
         link.parent.mkdir(parents=True)
         link.symlink_to(outside)
-        with pytest.raises(StampError, match="is a link or a file"):
+        with pytest.raises(StampError, match="is a link;"):
             open_folder(str(root), parts)
         assert os.listdir(outside) == []
 

@@ -294,6 +294,61 @@ def test_a_call_of_ones_own() -> None:
     assert Quiet().rollout(2) == 4
 
 
+class Refuses:
+    """A value of a user's that can't be asked for anything."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise RuntimeError("no")
+
+    __eq__ = __ne__ = __hash__ = __bool__ = __getattr__ = _refuse  # type: ignore[assignment]
+
+
+class HasNoClass(Refuses):
+    """``isinstance()`` raises for it."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+
+@pytest.mark.parametrize("odd", [Refuses, HasNoClass])
+@pytest.mark.parametrize("mixin", [(TrainingContextMixin,), ()], ids=["mixin", "alone"])
+def test_a_call_with_values_that_can_not_be_asked(odd: type, mixin: tuple[type, ...]) -> None:
+    """Whatever stands for an argument, the method gets it as it does without the mixin."""
+
+    class Takes(*mixin, agl.LitAgent[Any]):  # type: ignore[misc]
+        def rollout(
+            self, task: Any, resources: Any = None, rollout: Any = None, rollout_id: Any = None
+        ) -> Any:
+            return [type(each) for each in (task, resources, rollout, rollout_id)]
+
+    none = type(None)
+    value = odd()
+    assert Takes().rollout(value) == [odd, none, none, none]
+    assert Takes().rollout(1, resources=value) == [int, odd, none, none]
+    assert Takes().rollout(1, rollout=value) == [int, none, odd, none]
+    assert Takes().rollout(1, rollout_id=value) == [int, none, none, odd]
+    with pytest.raises(agl_meta.NotInRolloutError):
+        current_training_context()
+
+
+def test_rollout_behind_a_value_that_can_not_be_asked() -> None:
+    """It is found all the same."""
+
+    class Takes(TrainingContextMixin, agl.LitAgent[Any]):
+        def rollout(self, task: Any, first: Any, *others: Any) -> Any:
+            return self.training_context.global_step
+
+    rollout = agl.AttemptedRollout(
+        rollout_id="ro",
+        input=1,
+        start_time=0.0,
+        metadata=stamp(3),
+        attempt=agl.Attempt(rollout_id="ro", attempt_id="at", sequence_id=1, start_time=0.0),
+    )
+    assert Takes().rollout(1, HasNoClass(), rollout) == 3
+
+
 # ----------------------------------------------------------------------------- without stamps, bad ones
 
 

@@ -10,16 +10,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import agentlightning as agl
+import orjson
 import pytest
 from agentlightning.store.memory import InMemoryLightningStore
 
 import agl_meta
+from agl_meta.faults import faults
+from agl_meta.recorder import PassRecorder
+from agl_meta.storage import LATE_FILE, PREDICTIONS_FILE, SHARDS
 from agl_meta.verl import TrainingContextDaemon
+from agl_meta.verl.late import LateResults
+from agl_meta.verl.results import Texts, result_v0
+from tests.core.test_recorder import ABOUT, queued
 from tests.host.training import ask, fit, store_server
 
 VAL = [{"qid": name, "question": f"What about {name}?"} for name in ("quick", "slow", "other")]
@@ -302,3 +311,37 @@ def test_losses_reach_the_summary(mode: str, tmp_path: Path, caplog: pytest.LogC
     assert rows["other"].error is not None and rows["other"].error["message"] == "an error of its own"
     assert (rows["other"].lost, rows["other"].predictions) == (summary["lost"], {})
     assert (rows["quick"].lost, rows["quick"].predictions) == ({}, {"prediction": ["one", "two"]})
+
+
+def test_late_one_that_fails_costs_no_other(tmp_path: Path) -> None:
+    """Each late rollout is filed for itself, and what failed is counted."""
+    folder = tmp_path / "global_step_3" / "val"
+    (folder / SHARDS).mkdir(parents=True)
+    recorder = PassRecorder(folder, ABOUT)
+    recorder.add([queued("a"), queued("b", 1), queued("c", 2)], {})
+    recorder.close(3, {})
+    recorder.discard()
+    rows = folder / PREDICTIONS_FILE
+    # Somebody damaged the first one's row.
+    first, *others = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(first.replace(b'"schema":1', b'"schema":') + b"".join(others))
+    late = LateResults(str(tmp_path), keep_special_tokens=False)
+    late.watch("global_step_3/val", ["a", "b", "c"], {})
+    for name in ("a", "b", "gone", "c"):
+        late.posted(agl.RolloutLegacy(rollout_id=name, final_reward=1.0, triplets=[], metadata={}))
+    before = faults.counts()
+    late.flush(SimpleNamespace(tokenizer=None, mode="v0"))
+    counted = Counter(faults.counts()) - Counter(before)
+    assert [key.partition(":")[0] for key in counted] == ["filing a late rollout"]
+    lines = (folder / LATE_FILE).read_bytes().splitlines()
+    assert [orjson.loads(line)["rollout_id"] for line in lines] == ["b", "c"]
+
+
+@pytest.mark.parametrize("number", ["x", [1], 1.5, True, None, {"a": 1}])
+def test_attempt_number_of_another_machine(number: Any) -> None:
+    """What is no number is taken for none: upstream's v0 server takes any JSON."""
+    rollout = agl.RolloutLegacy(
+        rollout_id="a", final_reward=1.0, triplets=[], metadata={"agl_meta": {"attempt_number": number}}
+    )
+    found = result_v0(rollout, 1.0, Texts(None, False)).attempt_number
+    assert found is None or type(found) is int
