@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl_meta.decoding_kinds import RESTORE
-from agl_meta.decoding_tags import Bounds, Tag
+from agl_meta.decoding_kinds import RESTORE, Restore
+from agl_meta.decoding_tags import Tag
 from agl_meta.decoding_values import (
     SavedArray,
     SavedConstant,
@@ -52,10 +52,11 @@ def decode(document: Any) -> Any:
     """
     try:
         root, tags = _opened(document)
+        tag = Tag()
         while tags:
-            tag = tags.pop()
+            tag.raw, tag.values, restore, target, key = tags.pop()
             try:
-                tag.target[tag.key] = tag.restore(tag)
+                target[key] = restore(tag)
             except MemoryError:
                 raise
             except Exception as error:
@@ -65,14 +66,17 @@ def decode(document: Any) -> Any:
     return root[0]
 
 
-def _opened(document: Any) -> tuple[list[Any], list[Tag]]:
-    """A copy of the document, and its tags, outer ones first, whose place in the copy is still to be filled.
+_Opened = tuple[dict[str, Any], Any, Restore, Any, Any]
+"""A tag, a copy of it for its restored values, what restores it, and the container and key to put that."""
+
+
+def _opened(document: Any) -> tuple[list[Any], list[_Opened]]:
+    """A copy of the document, and its tags, outer ones first, which have no place in the copy yet.
 
     Without recursion: documents are nested as deep as somebody likes.
     """
     root = [document]
-    tags: list[Tag] = []
-    bounds = Bounds()
+    tags: list[_Opened] = []
     # A document in parts may stand within another, and its references are to its own parts.
     scopes: list[tuple[list[Any], list[Any]]] = [([root], [])]
     for level, parts in scopes:
@@ -80,32 +84,30 @@ def _opened(document: Any) -> tuple[list[Any], list[Tag]]:
         for target in level:
             for key, item in enumerate(target) if type(target) is list else target.items():
                 cls = type(item)
-                if cls is dict:
+                if cls is list:
+                    target[key] = item = item.copy()
+                    if not _NESTS.isdisjoint(map(type, item)):
+                        add(item)
+                elif cls is dict:
                     kind = item.get(TAG)
                     if kind is None:
                         target[key] = item = item.copy()
                         add(item)
                         continue
                     restore = RESTORE.get(kind) if type(kind) is str else None
-                    if kind == "part":
-                        values: Any = [_taken(parts, item.get("v"))]
+                    if restore is not None:
+                        values: Any = item.copy()
                         add(values)
-                        restore = _content
+                    elif kind == "part":
+                        restore, values = _content, [_taken(parts, item.get("v"))]
+                        add(values)
                     elif kind == "parts":
                         others = _parts(item)
-                        values = [_taken(others, 0)]
+                        restore, values = _content, [_taken(others, 0)]
                         scopes.append(([values], others))
-                        restore = _content
-                    elif restore is None:
-                        continue
                     else:
-                        values = item.copy()
-                        add(values)
-                    tags.append(Tag(item, restore, values, (target, key), bounds))
-                elif cls is list:
-                    target[key] = item = item.copy()
-                    if not _NESTS.isdisjoint(map(type, item)):
-                        add(item)
+                        continue
+                    tags.append((item, values, restore, target, key))
     return root, tags
 
 

@@ -7,7 +7,8 @@ import math
 import re
 from typing import Any
 
-from agl_meta.decoding_tags import MAX_DEPTH, Tag
+from agl_meta.decoding_bounds import MAX_DEPTH
+from agl_meta.decoding_tags import Tag
 from agl_meta.decoding_values import SavedArray, SavedObject
 
 # A dtype from a file may name a size of its own; these can't.

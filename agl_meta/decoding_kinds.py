@@ -21,7 +21,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agl_meta import decoding_arrays as arrays
-from agl_meta.decoding_tags import MAX_CLASSES, MAX_DEPTH, Tag
+from agl_meta.decoding_bounds import MAX_CLASSES, MAX_DEPTH
+from agl_meta.decoding_tags import Tag
 from agl_meta.decoding_values import (
     SavedConstant,
     SavedCut,
@@ -135,12 +136,12 @@ def _zone(name: str) -> zoneinfo.ZoneInfo | None:
     return _known_zone(name) if plain in _zone_names() else None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _zone_names() -> set[str]:
     return zoneinfo.available_timezones()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _known_zone(name: str) -> zoneinfo.ZoneInfo | None:
     try:
         return zoneinfo.ZoneInfo(name)
