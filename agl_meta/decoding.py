@@ -8,6 +8,7 @@ believed, and what it takes to restore it grows with its length only.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from agl_meta.decoding_kinds import RESTORE, Restore
@@ -96,8 +97,17 @@ def _opened(document: Any) -> tuple[list[Any], list[_Opened]]:
                         continue
                     restore = RESTORE.get(kind) if type(kind) is str else None
                     if restore is not None:
-                        values: Any = item.copy()
-                        add(values)
+                        values: Any = item
+                        held = item.get("v")
+                        if type(held) is list and len(item) == 2:
+                            if kind == "dict":
+                                values = {"v": _flat(held)}
+                            if not _NESTS.isdisjoint(map(type, values["v"])):
+                                values = {"v": values["v"].copy()}
+                                add(values["v"])
+                        elif not _NESTS.isdisjoint(map(type, item.values())):
+                            values = item.copy()
+                            add(values)
                     elif kind == "part":
                         restore, values = _content, [_taken(parts, item.get("v"))]
                         add(values)
@@ -112,6 +122,14 @@ def _opened(document: Any) -> tuple[list[Any], list[_Opened]]:
 
 
 _NESTS = frozenset({dict, list})
+_LIST, _TWO = frozenset({list}), frozenset({2})
+
+
+def _flat(pairs: list[Any]) -> list[Any]:
+    """Keys and values in turns."""
+    if not _LIST.issuperset(map(type, pairs)) or not _TWO.issuperset(map(len, pairs)):
+        raise ValueError("a damaged 'dict': v is no list of pairs")
+    return list(chain.from_iterable(pairs))
 
 
 def _parts(tag: dict[str, Any]) -> list[Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import fractions
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from agl_meta.decoding_values import SavedCut, SavedEnum
 
@@ -19,10 +20,15 @@ MAX_CLASSES = 100
 # Many equal hashes can't be made of these: those of text and bytes are salted, and of numbers that are no
 # longer than this there are some dozens at most.
 _BITS = 64
+_MAX_INT = 2**_BITS - 1
 _HARMLESS = frozenset({str, bytes, float, bool, type(None)})
+# Comparing two of these takes no longer than reading them.
+_QUICK = _HARMLESS | {int, complex}
+
+_Found = TypeVar("_Found")
 
 
-class Hashed(NamedTuple):
+class _Hashed(NamedTuple):
     """What it takes to hash values and to tell them apart."""
 
     depth: int
@@ -30,8 +36,6 @@ class Hashed(NamedTuple):
     """Values in them, and words of large numbers."""
     work: int
     """How many of these telling them apart may look at."""
-    harmless: int
-    """Values that can't be made to have equal hashes."""
 
 
 class Bounds:
@@ -40,79 +44,103 @@ class Bounds:
     def __init__(self) -> None:
         self.classes: set[tuple[str, tuple[str, ...]]] = set()
         """Names and fields of its namedtuples."""
-        # By id. Each frozenset is noted, so that an id that is used again has a new entry.
-        self._sets: dict[int, Hashed] = {}
-        self._depths: dict[int, int] = {}
-        self._kept: list[Any] = []
+        self._freed_deeply: set[type] = {collections.deque, slice}
+        # By id, with the value itself, so that nothing else gets its id.
+        self._sets: dict[int, tuple[Any, _Hashed]] = {}
+        self._depths: dict[int, tuple[Any, int]] = {}
 
-    def hashed(self, items: list[Any]) -> Hashed | None:
-        """What it takes to make members or keys of the items; ``None`` where it takes too much.
+    def build(
+        self, kind: Callable[[list[Any]], _Found], items: list[Any], members: list[Any]
+    ) -> _Found | None:
+        """A set or dict of the items; ``None`` if telling its members or keys apart takes too much.
 
         Raises :class:`TypeError` where one can't be hashed.
         """
-        found = _measured(items, self._sets)
-        if found is None or found.size == found.harmless:
-            return found
-        hashes = list(map(hash, items))
-        counts = collections.Counter(hashes)
-        if len(counts) == len(items):
-            return found
-        # Each of a hash is compared with all others of it.
-        work = 0
-        for item, key in zip(items, hashes, strict=True):
-            one = _measured([item], self._sets)
-            work += counts[key] * (1 if one is None else one.work)
-        if work - found.work > (MAX_EQUAL - 1) * found.size:
+        if len(members) <= MAX_EQUAL and kind is not frozenset:
+            # The usual: few, and flat.
+            if _QUICK.issuperset(map(type, members)):
+                return kind(items)
+            parts = [item if type(item) is tuple else (item,) for item in members]
+            if _QUICK.issuperset(map(type, itertools.chain.from_iterable(parts))):
+                return kind(items)
+        if _are_harmless(members):
+            return kind(items)
+        cost = self._cost(members)
+        if cost is None:
             return None
-        return found._replace(work=work)
+        found = kind(items)
+        if type(found) is frozenset:
+            self._sets[id(found)] = found, cost
+        return found
 
-    def note_set(self, found: frozenset[Any], hashed: Hashed) -> None:
-        self._sets[id(found)] = hashed
+    def _cost(self, members: list[Any]) -> _Hashed | None:
+        cost = self._measured(members)
+        if cost is None:
+            return None
+        hashes = list(map(hash, members))
+        if len(set(hashes)) == len(members):
+            return cost
+        # Each of a hash is compared with all others of it.
+        counts, work = collections.Counter(hashes), 0
+        for item, key in zip(members, hashes, strict=True):
+            one = self._measured([item])
+            work += counts[key] * (cost if one is None else one).work
+        return None if work - cost.work > (MAX_EQUAL - 1) * cost.size else cost._replace(work=work)
 
-    def depth(self, items: Iterable[Any]) -> int:
+    def _measured(self, level: Iterable[Any]) -> _Hashed | None:
+        """What it takes for items of different hashes; walks them level by level, down to known sets."""
+        depth = below = size = more = 0
+        while level:
+            depth += 1
+            deeper: list[Any] = []
+            for item in level:
+                cls = type(item)
+                size += 1
+                if cls in _HARMLESS:
+                    continue
+                if cls is tuple:
+                    deeper += item
+                elif cls is int or cls is fractions.Fraction:
+                    words = _words(item)
+                    # Comparing a large number with one of another type takes the square of its length.
+                    size, more = size + words, more + words * words
+                elif cls is frozenset and id(item) in self._sets:
+                    known = self._sets[id(item)][1]
+                    size, more = size + known.size, more + known.work - known.size
+                    below = max(below, depth + known.depth)
+                else:
+                    deeper += _parts(item)
+            if max(depth, below) > MAX_DEPTH:
+                return None
+            level = deeper
+        return _Hashed(max(depth, below), size, size + more)
+
+    def depth(self, items: list[Any]) -> int:
         """How deep those of the items are nested that CPython frees by recursion: deques, slices and arrays.
 
         (What is nested in lists, tuples, dicts, sets and classes it frees one after another.)
         """
-        if not self._depths:
+        if self._freed_deeply.isdisjoint(map(type, items)):
             return 0
         noted = [self._depths.get(id(item)) for item in items]
-        return max([depth for depth in noted if depth is not None], default=0)
+        return max([1, *(each[1] for each in noted if each is not None)])
 
     def note_depth(self, found: Any, depth: int) -> None:
-        # Kept alive, so that nothing else gets its id.
-        self._kept.append(found)
-        self._depths[id(found)] = depth
+        """Note how deep such a value is nested."""
+        self._freed_deeply.add(type(found))
+        if depth > 1:
+            self._depths[id(found)] = found, depth
 
 
-def _measured(level: Iterable[Any], sets: dict[int, Hashed]) -> Hashed | None:
-    """What it takes to hash the items, none of which is equal to another; walks them level by level."""
-    depth = below = size = more = harmless = 0
-    while level:
-        depth += 1
-        deeper: list[Any] = []
-        for item in level:
-            cls = type(item)
-            size += 1
-            if cls in _HARMLESS:
-                harmless += 1
-            elif cls is tuple:
-                deeper += item
-            elif cls is int or cls is fractions.Fraction:
-                words = _words(item)
-                harmless += 0 if words else 1
-                # Comparing a large number with one of another type takes the square of its length.
-                size, more = size + words, more + words * words
-            elif cls is frozenset and id(item) in sets:
-                known = sets[id(item)]
-                size, more = size + known.size, more + known.work - known.size
-                below = max(below, depth + known.depth)
-            else:
-                deeper += _parts(item)
-        if max(depth, below) > MAX_DEPTH:
-            return None
-        level = deeper
-    return Hashed(max(depth, below), size, size + more, harmless)
+def _are_harmless(values: list[Any]) -> bool:
+    """Whether these are scalars of which no great number can have one hash."""
+    kinds = set(map(type, values))
+    if int in kinds:
+        numbers = values if len(kinds) == 1 else [value for value in values if type(value) is int]
+        if min(numbers) < -_MAX_INT or max(numbers) > _MAX_INT:
+            return False
+        kinds.discard(int)
+    return kinds <= _HARMLESS
 
 
 def _words(number: Any) -> int:

@@ -161,24 +161,21 @@ def _set(kind: Any) -> Restore:
     def restore(tag: Tag) -> Any:
         items = tag.items()
         try:
-            hashed = tag.bounds.hashed(items)
-            found = None if hashed is None else kind(items)
+            found = tag.bounds.build(kind, items, items)
         except _NO_MEMBER:
-            hashed = found = None
-        if found is None or hashed is None or len(found) != len(items):
-            return SavedItems(kind.__name__, items)
-        if kind is frozenset:
-            tag.bounds.note_set(found, hashed)
-        return found
+            found = None
+        return SavedItems(kind.__name__, items) if found is None or len(found) != len(items) else found
 
     return restore
 
 
 def _dict(tag: Tag) -> Any:
-    pairs = [(key, item) for key, item in tag.rows(length=2)]
+    items = tag.items()  # keys and values in turns
+    keys = items[::2]
+    pairs = list(zip(keys, items[1::2], strict=True))
+    found: dict[Any, Any] | None
     try:
-        hashed = tag.bounds.hashed([key for key, _ in pairs])
-        found = None if hashed is None else dict(pairs)
+        found = tag.bounds.build(dict, pairs, keys)
     except _NO_MEMBER:
         found = None
     return SavedItems("dict", pairs) if found is None or len(found) != len(pairs) else found
@@ -188,19 +185,20 @@ def _deque(tag: Tag) -> Any:
     items, most = tag.items(), tag.number("maxlen") if tag.has("maxlen") else None
     if most is not None and len(items) > most:
         raise ValueError("more items than maxlen")
-    return _freed_deeply(tag, items, lambda: collections.deque(items, most))
+    depth = 1 + tag.bounds.depth(items)
+    if depth > MAX_DEPTH:
+        return SavedItems("deque", items)
+    found = collections.deque(items, most)
+    tag.bounds.note_depth(found, depth)
+    return found
 
 
 def _slice(tag: Tag) -> Any:
     items = tag.items(length=3)
-    return _freed_deeply(tag, items, lambda: slice(*items))
-
-
-def _freed_deeply(tag: Tag, items: list[Any], make: Callable[[], Any]) -> Any:
     depth = 1 + tag.bounds.depth(items)
     if depth > MAX_DEPTH:
-        return SavedItems(tag.kind, items)
-    found = make()
+        return SavedItems("slice", items)
+    found = slice(*items)
     tag.bounds.note_depth(found, depth)
     return found
 

@@ -53,12 +53,11 @@ class Tag:
             raise ValueError(f"{name} has {len(found)} items, not {length}")
         return found
 
-    def rows(self, name: str = "v", length: int | None = None) -> list[list[Any]]:
+    def rows(self, name: str = "v") -> list[list[Any]]:
         """A list of lists."""
         found = self.items(name)
         for row in self.raw[name]:
-            if type(row) is not list or (length is not None and len(row) != length):
-                raise TypeError(f"an item of {name} is {_named(row)}")
+            _checked(row, list, name)
         return found
 
     def texts(self, name: str) -> list[str]:
