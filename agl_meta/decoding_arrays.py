@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import datetime
 import math
 import re
 from typing import Any
@@ -19,7 +20,8 @@ _NUMBER_DTYPE = re.compile(
 )
 # As a number's text (of a long double), or of a moment; None is a missing duration.
 _NUMBERS = frozenset({bool, int, float, complex, str, type(None)})
-_SCALARS = _NUMBERS | {bytes}
+# In a row of a structured array moments stand as what Python has for them.
+_IN_ROWS = _NUMBERS | {datetime.date, datetime.datetime, datetime.timedelta}
 
 # numpy gives each text the room of the longest: of characters, so many for each that there is.
 _MAX_PADDING = 16
@@ -113,7 +115,7 @@ def _structure(tag: Tag) -> list[tuple[str, str]] | None:
 def _structured(numpy: Any, held: list[Any], structure: list[tuple[str, str]]) -> Any:
     for row in held:
         # A number alone would become all fields of its row.
-        if type(row) is not tuple or len(row) != len(structure) or not _SCALARS.issuperset(map(type, row)):
+        if type(row) is not tuple or len(row) != len(structure) or not _IN_ROWS.issuperset(map(type, row)):
             raise TypeError("an element is no row of numbers")
     return numpy.array(held, dtype=structure)
 
