@@ -14,8 +14,8 @@ from agl_meta.decoding_values import SavedArray, SavedObject
 
 # A dtype from a file may name a size of its own; these can't.
 _NUMBER_DTYPE = re.compile(
-    r"[<>|=]?[biufc](1|2|4|8|16|32)|[<>]?[mM]8(\[\w{1,6}\])?|bool|u?int(8|16|32|64)"
-    r"|float(16|32|64|128)|complex(64|128|256)|(datetime|timedelta)64(\[\w{1,6}\])?",
+    r"[<>|=]?[biufc](1|2|4|8|16|32)|[<>]?[mM]8(\[(?!0)\w{1,6}\])?|bool|u?int(8|16|32|64)"
+    r"|float(16|32|64|128)|complex(64|128|256)|(datetime|timedelta)64(\[(?!0)\w{1,6}\])?",
     re.ASCII,
 )
 # As a number's text (of a long double), or of a moment; None is a missing duration.

@@ -103,7 +103,7 @@ class Bounds:
                 elif cls is int or cls is fractions.Fraction:
                     words = _words(item)
                     # Comparing a large number with one of another type takes the square of its length.
-                    size, more = size + words, more + words * words
+                    size, more = size + words, more + words * (words - 1)
                 elif cls is frozenset and id(item) in self._sets:
                     known = self._sets[id(item)][1]
                     size, more = size + known.size, more + known.work - known.size
