@@ -21,9 +21,14 @@ MAX_CLASSES = 100
 # longer than this there are some dozens at most.
 _BITS = 64
 _MAX_INT = 2**_BITS - 1
-_HARMLESS = frozenset({str, bytes, float, bool, type(None)})
+_SALTED = frozenset({str, bytes})
+_HARMLESS = _SALTED | {float, bool, type(None)}
 # Comparing two of these takes no longer than reading them.
 _QUICK = _HARMLESS | {int, complex}
+# Fewer members than these may be in each other's way. The most steps for a place, on average: after 13 no
+# bit of a hash is left that was not looked at.
+_MANY = 4096
+_MAX_STEPS = 20
 
 _Found = TypeVar("_Found")
 
@@ -63,13 +68,16 @@ class Bounds:
             parts = [item if type(item) is tuple else (item,) for item in members]
             if _QUICK.issuperset(map(type, itertools.chain.from_iterable(parts))):
                 return kind(items)
-        if _are_harmless(members):
-            return kind(items)
-        cost = self._cost(members)
-        if cost is None:
+        cost = None
+        if not _are_harmless(members):
+            cost = self._cost(members)
+            if cost is None:
+                return None
+        is_many = len(members) > _MANY and not _SALTED.issuperset(map(type, members))
+        if is_many and _are_in_the_way(list(map(hash, members))):
             return None
         found = kind(items)
-        if type(found) is frozenset:
+        if cost is not None and type(found) is frozenset:
             self._sets[id(found)] = found, cost
         return found
 
@@ -141,6 +149,30 @@ def _are_harmless(values: list[Any]) -> bool:
             return False
         kinds.discard(int)
     return kinds <= _HARMLESS
+
+
+def _are_in_the_way(hashes: list[int]) -> bool:
+    """Whether values of different hashes were chosen so that a table looks long for the place of each.
+
+    Puts them into tables of the sizes that one has while it grows, as CPython's dict does. (A set looks at
+    the neighbours of the same places.)
+    """
+    for bits in range(_MANY.bit_length() - 1, len(hashes).bit_length() + 3):
+        mask = (1 << bits) - 1
+        some = hashes[: 2 * mask // 3]
+        if min(some) >= 0 and max(some) <= mask:
+            continue  # each has a place of its own
+        taken, left = bytearray(mask + 1), _MAX_STEPS * len(some)
+        for key in some:
+            slot, perturb = key & mask, key & _MAX_INT
+            while taken[slot]:
+                perturb >>= 5
+                slot = (slot * 5 + perturb + 1) & mask
+                left -= 1
+                if not left:
+                    return True
+            taken[slot] = 1
+    return False
 
 
 def _words(number: Any) -> int:

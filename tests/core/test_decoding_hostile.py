@@ -374,6 +374,42 @@ def test_few_equal_hashes() -> None:
     assert same(back(large), large)
 
 
+def in_the_way(bits: int) -> list[int]:
+    """Keys of different hashes that fill the way of those after them through a table of so many bits."""
+    mask, way = 2**bits - 1, [0]
+    while len(way) < 2**bits // 3:
+        way.append((way[-1] * 5 + 1) & mask)
+    places = {slot: n for n, slot in enumerate(way)}
+    choose, found = random.Random(1), set()
+    while len(found) < len(way) // 4:
+        key = choose.randrange(2**bits, 2 ** (bits + 6))
+        slot, perturb, steps = key & mask, key, 0
+        while slot in places and steps < 6:
+            perturb >>= 5
+            slot, steps = (slot * 5 + perturb + 1) & mask, steps + 1
+        if places.get(slot, len(way)) < len(way) // 3:
+            found.add(key)
+    return [*way, *found]
+
+
+def test_keys_in_the_way_of_each_other() -> None:
+    """Keys whose hashes differ, but not the places where a dict looks for them; others are a dict."""
+    keys = in_the_way(14)
+    assert len(set(keys)) == len(keys)
+    found = decode(tag("dict", [[key, 0] for key in keys]))
+    assert isinstance(found, SavedItems)
+    assert found == [(key, 0) for key in keys]
+    assert isinstance(decode(tag("set", keys)), SavedItems)
+    choose = random.Random(2)
+    for most in (2**16, 2**40, 2**63):
+        value: Any = dict.fromkeys([choose.randrange(-most, most) for _ in range(9_000)], 0)
+        assert same(back(value), value)
+    for value in ({n << 40 for n in range(9_000)}, {n / 8 for n in range(9_000)}):
+        assert same(back(value), value)
+    value = dict.fromkeys([(n // 100, n % 100) for n in range(9_000)], 0)
+    assert same(back(value), value)
+
+
 def test_deep_members() -> None:
     """A nested tuple is a key up to a depth, and kept beyond it."""
     value: Any = ()
