@@ -27,7 +27,7 @@ from PIL import Image
 
 import agl_meta
 from agl_meta.assembly import Queued
-from agl_meta.context import training_context_of
+from agl_meta.context import losses, training_context_of
 from agl_meta.errors import OutputDirError
 from agl_meta.faults import faults
 from agl_meta.recorder import PassRecorder
@@ -238,6 +238,25 @@ def test_store_that_goes_away(
 
 async def broken(*_: Any, **__: Any) -> None:
     raise ConnectionError("no route to the store")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("no number"), TimeoutError(), FileNotFoundError("bucket"), KeyError(1)]
+)
+def test_errors_of_a_store(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Stores raise OSErrors without a number: such a loss is counted, and no rollout notices."""
+    root = f"memory://runs/{secrets.token_hex(4)}"
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    with training_context_of(v1(stamp(1, output_dir=root))):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(file_system(root)[0]), "pipe_file", fails)
+            assert agl_meta.save_prediction(1) is None
+        assert sum(losses().values()) == 1
+        assert agl_meta.save_prediction(2) is not None
+    assert [p.value for p in agl_meta.read_predictions(root, strict=True)] == [2]
 
 
 def test_nobody_listens(server: ThreadedMotoServer, monkeypatch: pytest.MonkeyPatch) -> None:
