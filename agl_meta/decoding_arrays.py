@@ -8,7 +8,6 @@ import math
 import re
 from typing import Any
 
-from agl_meta.decoding_bounds import MAX_DEPTH
 from agl_meta.decoding_tags import Tag
 from agl_meta.decoding_values import SavedArray, SavedObject
 
@@ -72,8 +71,8 @@ def numpy_array(tag: Tag) -> Any:
         return _numbers(numpy, held, dtype).reshape(shape)
     if dtype[1:2] in ("U", "S"):
         return _texts(numpy, held, dtype, shape) if _is_level(held, dtype) else as_it_was
-    depth = 1 + tag.bounds.depth(held)
-    if depth > MAX_DEPTH:
+    depth = tag.bounds.depth(held)
+    if depth is None:
         return as_it_was
     found = numpy.empty(len(held), dtype=object)
     # One by one: lists of equal length would be taken for a second dimension.

@@ -12,6 +12,8 @@ from agl_meta.decoding_values import SavedCut, SavedEnum
 
 MAX_DEPTH = 100
 """Levels that are hashed, or freed, at once: both recurse in C, where too many levels end the process."""
+MAX_NESTED = 5_000
+"""Deques, slices and arrays in one document that hold more than scalars."""
 MAX_EQUAL = 100
 """Members of one hash, on average: each of them is compared with all others."""
 MAX_CLASSES = 100
@@ -49,6 +51,7 @@ class Bounds:
     def __init__(self) -> None:
         self.classes: set[tuple[str, tuple[str, ...]]] = set()
         """Names and fields of its namedtuples."""
+        self._nested = 0
         self._freed_deeply: set[type] = {collections.deque, slice}
         # By id, with the value itself, so that nothing else gets its id.
         self._sets: dict[int, tuple[Any, _Hashed]] = {}
@@ -123,15 +126,23 @@ class Bounds:
             level = deeper
         return _Hashed(max(depth, below), size, size + more)
 
-    def depth(self, items: list[Any]) -> int:
-        """How deep those of the items are nested that CPython frees by recursion: deques, slices and arrays.
+    def depth(self, items: list[Any]) -> int | None:
+        """How deep a value of these items is nested, if it is one that CPython frees by recursion: a deque,
+        slice or array; ``None`` if that is too deep.
 
-        (What is nested in lists, tuples, dicts, sets and classes it frees one after another.)
+        (What is nested in lists, tuples, dicts, sets and classes it frees one after another, from Python 3.13
+        on thousands at once: so there may not be any number of the others in between, either.)
         """
+        if _HARMLESS.issuperset(map(type, items)):
+            return 1
+        self._nested += 1
+        if self._nested > MAX_NESTED:
+            return None
         if self._freed_deeply.isdisjoint(map(type, items)):
-            return 0
+            return 1
         noted = [self._depths.get(id(item)) for item in items]
-        return max([1, *(each[1] for each in noted if each is not None)])
+        depth = 1 + max([1, *(each[1] for each in noted if each is not None)])
+        return depth if depth <= MAX_DEPTH else None
 
     def note_depth(self, found: Any, depth: int) -> None:
         """Note how deep such a value is nested."""

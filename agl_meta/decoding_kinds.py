@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agl_meta import decoding_arrays as arrays
-from agl_meta.decoding_bounds import MAX_CLASSES, MAX_DEPTH
+from agl_meta.decoding_bounds import MAX_CLASSES
 from agl_meta.decoding_tags import Tag
 from agl_meta.decoding_values import (
     SavedConstant,
@@ -185,8 +185,8 @@ def _deque(tag: Tag) -> Any:
     items, most = tag.items(), tag.number("maxlen") if tag.has("maxlen") else None
     if most is not None and len(items) > most:
         raise ValueError("more items than maxlen")
-    depth = 1 + tag.bounds.depth(items)
-    if depth > MAX_DEPTH:
+    depth = tag.bounds.depth(items)
+    if depth is None:
         return SavedItems("deque", items)
     found = collections.deque(items, most)
     tag.bounds.note_depth(found, depth)
@@ -195,8 +195,8 @@ def _deque(tag: Tag) -> Any:
 
 def _slice(tag: Tag) -> Any:
     items = tag.items(length=3)
-    depth = 1 + tag.bounds.depth(items)
-    if depth > MAX_DEPTH:
+    depth = tag.bounds.depth(items)
+    if depth is None:
         return SavedItems("slice", items)
     found = slice(*items)
     tag.bounds.note_depth(found, depth)

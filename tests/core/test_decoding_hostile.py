@@ -119,8 +119,9 @@ HARMFUL: dict[str, tuple[Callable[[], Any], str]] = {
         "SavedItems",
     ),
     "a long chain of sets": (lambda: chain(lambda part: tag("frozenset", [part])), "SavedItems"),
-    "a long chain of deques": (lambda: chain(lambda part: tag("deque", [part])), "deque"),
-    "a long chain of slices": (lambda: chain(lambda part: tag("slice", [part, None, 1])), "slice"),
+    "a long chain of deques": (lambda: chain(lambda part: tag("deque", [part])), "SavedItems"),
+    "a long chain of deques and lists": (lambda: chain(lambda part: [tag("deque", [part])]), "list"),
+    "a long chain of slices": (lambda: chain(lambda part: tag("slice", [part, None, 1])), "SavedItems"),
     "a long chain of tags": (
         lambda: functools.reduce(lambda inner, _: tag("subclass", [inner], type="a"), range(200_000), None),
         "list",
@@ -174,7 +175,7 @@ HARMFUL_WITH_NUMPY: dict[str, tuple[Callable[[], Any], str]] = {
         ),
         "SavedArray",
     ),
-    "a long chain of object arrays": (lambda: chain(lambda part: array("|O", [1], [part])), "ndarray"),
+    "a long chain of object arrays": (lambda: chain(lambda part: array("|O", [1], [part])), "SavedArray"),
     "a masked endless range": (
         lambda: tag("masked", tag("range", [0, 10**12, 1]), mask=array("|b1", [1], [False])),
         "ValueError",

@@ -211,9 +211,9 @@ class TestPublish:
     def test_refuses_to_replace(self, tmp_path: Path) -> None:
         """What stands there stays, and no temporary file is left behind."""
         path = tmp_path / "x.json"
-        publish(str(path), b"first")
+        publish(path, b"first")
         with pytest.raises(FileExistsError):
-            publish(str(path), b"second")
+            publish(path, b"second")
         assert path.read_bytes() == b"first"
         assert os.listdir(tmp_path) == ["x.json"]
 
