@@ -27,12 +27,9 @@ from __future__ import annotations
 
 import collections
 import fractions
-import gc
 import sys
 import uuid
 from collections.abc import Iterable
-from itertools import chain
-from math import isfinite
 from typing import Any
 
 import orjson
@@ -41,6 +38,7 @@ from agl_meta.encoding_images import Attach
 from agl_meta.encoding_kinds import EXACT, LEAVES, Handler, handler_of
 from agl_meta.encoding_leaves import cut
 from agl_meta.encoding_objects import TAG, fields_of, is_text, unsaved
+from agl_meta.encoding_plain import encode_plain, has_long_text
 
 MAX_NODES = 1_000_000
 """Values in one document; what comes after is cut. Bounds shared references, too."""
@@ -51,11 +49,6 @@ MAX_RECORD_BYTES = 64 * 2**20
 
 # orjson takes 254 levels of JSON; one level of a value becomes up to six: of a cut subclass of dict.
 _MAX_DEPTH = 40
-
-_PLAIN = frozenset({str, int, float, bool, type(None), dict, list})
-_CONTAINERS = frozenset({dict, list})
-# A cyclic value, or one whose shared parts unfold, is left to the walk after so many.
-_MAX_PLAIN = 200_000
 
 
 def encode(
@@ -78,81 +71,24 @@ def encode(
     try:
         # A text alone is measured first, since it may be larger than what memory is left.
         is_long = type(value) is str and len(value) > most_field
-        plain = None if is_long else _encode_plain(value)[0]
+        plain = None if is_long else encode_plain(value, _MAX_DEPTH)
         # A document that is not longer than a field may be needs no look at each.
         if plain is not None and (
-            len(plain) <= min(most_field, most_record)
-            or (len(plain) <= most_record and not _has_long_text(value, most_field // 4))
+            len(plain.encoded) <= min(most_field, most_record)
+            or (
+                len(plain.encoded) <= most_record
+                and not plain.objects
+                and not has_long_text(value, most_field // 4)
+            )
         ):
-            return plain
-    except Exception:
-        # Hashing a type or a key, with a metaclass or __hash__ of somebody's; or another thread.
+            return plain.encoded
+    except Exception:  # another thread changes a dict
         pass
     encoder = Encoder(attach, most_field, most_record, max_field_bytes is not None)
     try:
         return encoder.document(value)
     except Exception as error:  # the stack of the caller, or the memory, is used up
         return orjson.dumps(unsaved(type(value), f"encoding it raised {type(error).__name__}"))
-
-
-def _encode_plain(value: object) -> tuple[bytes | None, int]:
-    """The value as JSON if it is plain data, else ``None``; no Python call is made for each value.
-
-    Also how many values it holds.
-
-    orjson alone is lossy in silence: nan becomes null, a tuple a list, an Enum or UUID its value; and
-    where parts are shared it may write without end. So each container is looked at first, at C speed.
-    """
-    try:
-        size = 1 if type(value) is str else _plain_size(value)
-    except Exception:  # keys of a class with an __eq__ of its own, or another thread changes a dict
-        size = 0
-    if not size:
-        return None, 0
-    try:
-        return orjson.dumps(value), size
-    except TypeError:  # lone surrogates, integers beyond 64 bits, keys that are no text, deep nesting
-        return None, 0
-
-
-def _plain_size(value: object) -> int:
-    """How many values a list or dict of plain data holds, itself included; 0 for anything else.
-
-    Looks at all containers of one depth at once, and the collector's own traversal finds what they hold:
-    that makes it cheap. (It passes over keys that are plain text; orjson refuses all others.)
-    """
-    items: list[Any] = [value]
-    kinds = {type(value)}
-    if dict not in kinds and list not in kinds:
-        return 0
-    seen = 1
-    while dict in kinds or list in kinds:
-        if len(kinds) > 1:
-            items = [item for item in items if type(item) in _CONTAINERS]
-        if dict in kinds and TAG in set().union(*[item for item in items if type(item) is dict]):
-            return 0
-        items = gc.get_referents(*items)
-        kinds = set(map(type, items))
-        seen += len(items)
-        if not _PLAIN.issuperset(kinds) or seen > _MAX_PLAIN:
-            return 0
-        if float in kinds and not all(map(isfinite, [i for i in items if type(i) is float])):
-            return 0
-    return seen
-
-
-def _has_long_text(value: object, most: int) -> bool:
-    """Whether plain data holds a text of more characters, by depths as :func:`_is_plain`."""
-    items: list[Any] = [value]
-    while items:
-        if any(len(item) > most for item in items if type(item) is str):
-            return True
-        dicts = [item for item in items if type(item) is dict]
-        lists = [item for item in items if type(item) is list]
-        items = [*chain.from_iterable(lists), *chain.from_iterable(map(dict.values, dicts))]
-        if any(len(key) > most for key in chain.from_iterable(dicts)):
-            return True
-    return False
 
 
 class Encoder:
@@ -280,15 +216,15 @@ class Encoder:
         held = dict(pairs) if is_plain else {TAG: "dict", "v": pairs}
         return held if len(pairs) == len(items) else cut("dict", len(items), held)
 
-    def plain(self, found: dict[str, Any]) -> Any | None:
+    def plain(self, found: dict[str, Any], depth: int) -> Any | None:
         """Fields that are plain data all through, encoded in one go; else ``None``."""
-        encoded, size = _encode_plain(found)
+        plain = encode_plain(found, _MAX_DEPTH - depth)
         # Where a cap may be met, the walk looks at each value.
-        if encoded is None or len(encoded) > self.room() or self._nodes + size > MAX_NODES:
+        if plain is None or len(plain.encoded) > self.room() or self._nodes + plain.values > MAX_NODES:
             return None
-        self._nodes += size
-        self.take(len(encoded))
-        return orjson.Fragment(encoded)
+        self._nodes += plain.values
+        self.take(len(plain.encoded))
+        return orjson.Fragment(plain.encoded)
 
     def fields(self, value: Any, depth: int, base: type = object) -> dict[str, Any]:
         """The fields of an object as JSON; names are identifiers nearly always, and text always."""

@@ -287,7 +287,7 @@ _AS_TUPLE = _subclass(tuple)
 
 def _object(encoder: Encoder, value: Any, depth: int) -> Any:
     found = fields_of(value)
-    fields = encoder.plain(found)
+    fields = encoder.plain(found, depth)
     if fields is None:
         fields = encoder.named(found, depth)
     if not found and hides_state(type(value)):
@@ -456,6 +456,11 @@ def handler_of(cls: type) -> Handler:
     if _holds_fields(cls):
         return _object
     return _opaque
+
+
+def is_written_by_fields(cls: type) -> bool:
+    """Whether instances of a type are written as their fields, and nothing else."""
+    return cls not in EXACT and handler_of(cls) is _object
 
 
 def inherits(cls: type, module: str, name: str) -> bool:

@@ -99,6 +99,36 @@ def fields_of(value: Any) -> dict[str, Any]:
     return found
 
 
+def fields_of_all(cls: type, values: list[Any]) -> list[dict[str, Any]]:
+    """:func:`fields_of` of many instances of one type."""
+    getters = _simple_getters(cls)
+    if getters is None:
+        return list(map(fields_of, values))
+    get, extra, private = getters
+    found = [{**get(value)} for value in values]
+    if extra is not None:
+        others = [*map(extra, values), *map(private, values)]
+        if any(type(each) is dict and each for each in others):
+            return list(map(fields_of, values))
+    return found
+
+
+@remembered
+def _simple_getters(cls: type) -> tuple[Any, Any, Any] | None:
+    """What gets the ``__dict__`` of an instance, and a pydantic model's other fields; ``None`` for a type
+    whose instances hold more."""
+    getter = _dict_of(cls)
+    if getter is None or slots_of(cls):
+        return None
+    found: list[Any] = []
+    for name in ("__pydantic_extra__", "__pydantic_private__"):
+        members = [namespace[name] for namespace in namespaces(cls) if name in namespace]
+        if any(type(member) is not types.MemberDescriptorType for member in members):
+            return None
+        found.append(members[0].__get__ if members else None)
+    return (getter.__get__, *found) if (found[0] is None) == (found[1] is None) else None
+
+
 @remembered
 def slots_of(cls: type) -> dict[str, Any]:
     """Names and descriptors of the slots of a type that hold its instances' fields, in order."""

@@ -80,16 +80,44 @@ def record_line(
 
     ``attach`` writes images beside it; ``None`` where there is no folder for them.
     """
-    record = {
+    return b'%b,"name":%b,"sequence":%d,"saved_at":%b,"value":%b}\n' % (
+        _head(context, kind),
+        _plain_text(name),
+        next(_sequence),
+        orjson.dumps(time.time()),
+        encode(value, attach=attach),
+    )
+
+
+def _head(context: TrainingContext, kind: str) -> bytes:
+    """What the records of one rollout have in common, without the closing brace."""
+    # By id: to hash a context takes longer. The context that is kept with it keeps its id.
+    key = id(context), kind
+    known = _heads.get(key)
+    if known is not None:
+        return known[1]
+    fields = {
         "schema": RECORD_SCHEMA,
         "kind": kind,
         **dict(zip(CONTEXT_FIELDS, context_values(context), strict=True)),
         "split": context.split,
-        "name": name,
-        "sequence": next(_sequence),
-        "saved_at": time.time(),
     }
-    return b'%b,"value":%b}\n' % (plain_object(record)[:-1], encode(value, attach=attach))
+    head = plain_object(fields)[:-1]
+    if len(_heads) >= _MAX_HEADS:
+        _heads.clear()
+    _heads[key] = context, head
+    return head
+
+
+_heads: dict[tuple[int, str], tuple[TrainingContext, bytes]] = {}
+_MAX_HEADS = 256
+
+
+def _plain_text(text: str) -> bytes:
+    try:
+        return orjson.dumps(text)
+    except TypeError:  # a lone surrogate, or of a subclass
+        return encode(text)
 
 
 def plain_object(fields: dict[str, Any]) -> bytes:
