@@ -23,7 +23,8 @@ class FitEvent:
     run_id: str
     """Name of this ``fit()``; a resumed training has a new one."""
     output_dir: AnyPath | None
-    """The output folder; ``None`` for a training that only stamps."""
+    """The output folder, a ``Path`` or, of a remote store, a ``UPath``; ``None`` for a training that only
+    stamps."""
     trainer: Any = attrs.field(repr=False)
     """The trainer; verl's own attributes are there (``global_steps``, ``config``, …)."""
 
@@ -43,8 +44,8 @@ class PassEvent:
     reason: str
     """train, before_training, after_resume, periodic or final."""
     folder: AnyPath | None
-    """Folder of the pass, ``…/global_step_40/val``; ``None`` before its first task is enqueued, and
-    for a training that only stamps."""
+    """Folder of the pass, ``…/global_step_40/val``, a ``Path`` or, of a remote store, a ``UPath``; ``None``
+    before its first task is enqueued, and for a training that only stamps."""
     metrics: Mapping[str, Any]
     """What upstream returned for the pass; empty when it starts."""
     rows: Sequence[Row] = attrs.field(default=())
