@@ -108,9 +108,8 @@ class Ours:
 
     def __call__(self) -> None:
         shutil.rmtree(self._root, ignore_errors=True)
-        self._root.mkdir()
+        (self._root / SHARDS).mkdir(parents=True)
         if self._shards is not None:
-            (self._root / SHARDS).mkdir()
             for path in self._shards.iterdir():
                 os.link(path, self._root / SHARDS / path.name)
         recorder = PassRecorder(self._root, ABOUT)
